@@ -8,8 +8,10 @@
 
 #include "abi.h"
 #include "client.h"
+#include "code.h"
 #include "context.h"
 #include "effect.h"
+#include "memory.h"
 #include "preset.h"
 
 static _Thread_local char fields[FRAMEWORK_MAX_BYTES + 8];
@@ -49,6 +51,20 @@ EXPORT void lagom_emulation_refuse(const char *text) {
   memcpy(json + length, "\"}", 3);
   client_op op = {.device = preset_physical(context_device()), .desc_id = client_describe(json)};
   client_submit(&op, 0);
+}
+
+// A kernel of a library that is not emulated, which computes nothing. Its grid is for profilers: its price is described.
+EXPORT void lagom_emulation_launch(const char *name, void *stream) {
+  const unsigned grid[3] = {preset_get()->num_sms, 1, 1}, block[3] = {256, 1, 1};
+  launch how = {grid, block, 0, NULL};
+  code_launch(code_function(name), &how, stream, "cuLaunchKernel");
+}
+
+// Zeros where an operator should have computed something. What lies there may be an earlier tensor's.
+EXPORT void lagom_emulation_clear(void *at, size_t bytes) {
+  static const unsigned char zero[1];
+  effect_settle_range(at, bytes, false);  // or what a collective owes an earlier tensor there came later
+  if (!memory_is_hole(at, bytes)) memory_fill(at, zero, 1, bytes);
 }
 
 static _Thread_local emulated_group next_group;

@@ -89,6 +89,82 @@ def release() -> tuple[int, ...]:
 
 @pytest.mark.cuda_torch
 @pytest.mark.timeout(300)
+def test_convolutions_transforms_and_triton_kernels_have_their_price_and_leave_others_theirs() -> None:
+    done = emulation(PYTHON, str(Path(__file__).parent / "cuda_prices_job.py"))
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(re.search(r"^FOUND (.*)$", done.stderr, re.MULTILINE)[1])
+    assert found["is exact"]
+    for name in ("attention", "update"):  # a convolution lies between
+        assert found[f"{name} behind"] == pytest.approx(found[f"{name} before"], rel=1e-6)
+    # From the chip's peaks (3.35 TB/s, 989 Tflop/s) to 2.5 times as long and a launch: no launch for each image.
+    for name, seconds in {
+        "convolution": 2 * 32 * 64 * 64 * 9 * 56**2 / 989e12,
+        "transform": 4096 * (4096 * 4 + 2049 * 8) / 3.35e12,
+        "copy": 2**30 / 3.35e12,
+        "product with its flops": 2 * 8192**3 / 989e12,
+    }.items():
+        assert seconds < found[name] / 1e3 < 2.5 * seconds + 10e-6, name
+    assert found["product"] / 1e3 > 3 * 2 * 8192**2 / 3.35e12
+    notes = " ".join(json.loads(done.stdout)["notes"])
+    assert "10 launches of Triton kernels were priced by the bytes of their arguments alone" in notes
+    assert "copy (5), product (5)" in notes
+
+
+@pytest.mark.cuda_torch
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("what", "code", "line"),
+    [
+        ("nothing", 0, "initialized"),
+        ("loop", 2, r"cuda_waits_job.py:\d+ has read 10000 truth values that nobody computed"),
+        ("svd", 1, "lagom emulate: aten::_linalg_svd needs cuSOLVER, which is not emulated"),
+        (
+            "sparse",
+            1,
+            "lagom emulate: aten::_to_sparse needs sparse tensors on a GPU .cuSPARSE., which is not emulated",
+        ),
+    ],
+)
+def test_what_waits_for_values_ends_and_what_is_not_emulated_is_named(what: str, code: int, line: str) -> None:
+    done = emulation(PYTHON, str(Path(__file__).parent / "cuda_waits_job.py"), what)
+    assert done.returncode == code, done.stderr[-4000:]
+    assert "initialized" in done.stderr
+    assert re.search(line, done.stderr), done.stderr[-2000:]
+
+
+SYMMETRIC = """
+import os, sys, torch
+import torch.distributed as dist
+import torch.distributed._symmetric_memory as memory
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+group = dist.group.WORLD.group_name
+x = memory.empty(16 << 20, dtype=torch.bfloat16, device="cuda")
+memory.rendezvous(x, group)
+begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+begin.record()
+torch.ops.symm_mem.two_shot_all_reduce_(x, "sum", group)
+end.record()
+end.synchronize()
+if dist.get_rank() == 0:
+    sys.stderr.write(f"TOOK {begin.elapsed_time(end)}\\n")
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.cuda_torch
+@pytest.mark.timeout(300)
+def test_an_all_reduce_on_symmetric_memory_takes_the_wires_time(tmp_path: Path) -> None:
+    """32 MiB in two shots over two GPUs: half of it comes and half goes again, at 360 GB/s; a NVLink has 450."""
+    (tmp_path / "job.py").write_text(SYMMETRIC)
+    done = emulation(*torchrun(2, str(tmp_path / "job.py")))
+    assert done.returncode == 0, done.stderr[-4000:]
+    took_ms = float(re.search(r"^TOOK (.*)$", done.stderr, re.MULTILINE)[1])
+    assert (32 << 20) / 450e9 < took_ms / 1e3 < (32 << 20) / 300e9
+
+
+@pytest.mark.cuda_torch
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("uses_its_own_engine", [True, False])
 def test_the_engines_of_pytorch_2_15_are_told_apart_with_their_devices_siblings_and_gathers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uses_its_own_engine: bool

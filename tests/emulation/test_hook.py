@@ -6,7 +6,10 @@ torch = pytest.importorskip("torch")
 
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
-from lagom_overlap.emulation.hook import Hook, _mode_class, bytes_of  # noqa: E402
+from lagom_overlap.emulation.hook import Hook, _mode_class  # noqa: E402
+from lagom_overlap.emulation.operator_bytes import bytes_of  # noqa: E402
+from lagom_overlap.emulation.operator_flops import Formulas  # noqa: E402
+from lagom_overlap.emulation.operator_outputs import Outputs  # noqa: E402
 
 pytestmark = pytest.mark.torch
 aten = torch.ops.aten
@@ -140,14 +143,53 @@ def test_optimizers_in_a_row_begin_one_step(mode) -> None:
     assert len(device.marks) == 2
 
 
-def test_an_error_of_ours_is_one_line_and_never_the_jobs(mode, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_error_of_ours_concerns_its_operator_and_is_one_line_and_never_the_jobs(
+    mode, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.utils.flop_counter import flop_registry
+
+    monkeypatch.setitem(flop_registry, aten.relu, lambda *_, **__: 1 // 0)
     device = RecordingDevice()
-    type_of_counters = property(lambda self: 1 / 0)
-    broken = type("Broken", (Hook,), {"_counters": type_of_counters})(torch, device)
+    hook = Hook(torch, device)
     for _ in range(2):
-        assert broken.run(aten.relu.default, (gpu(16),), {}).shape == (16,)
-    assert device.said == []
-    assert capfd.readouterr().err.count("operators are not described") == 1
+        assert hook.run(aten.relu.default, (gpu(16),), {}).shape == (16,)
+        hook.run(aten.neg.default, (gpu(16),), {})
+    broken = {"op": "aten::relu", "bytes": 64, "uncounted": True}
+    assert [said for said in device.said if said] == [broken, {"op": "aten::neg", "bytes": 64}] * 2
+    assert capfd.readouterr().err.count("aten::relu is not described") == 1
+
+
+def test_a_formula_that_looks_at_the_result_is_given_its_sizes(mode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch calls formulas behind the operator, with its result; here nothing has run yet."""
+    from torch.utils.flop_counter import flop_registry, shape_wrapper
+
+    def of_shapes(signal, *_, out_shape=None, **__):
+        return 3 * out_shape[0] if out_shape else 0
+
+    monkeypatch.setitem(flop_registry, aten.relu, shape_wrapper(of_shapes))
+    monkeypatch.setitem(flop_registry, aten.max, lambda *_, out_val, **__: sum(each.numel() for each in out_val))
+    assert described(aten.relu.default, gpu(16, 4)) == {"op": "aten::relu", "bytes": 256, "flops": 48}
+    found = described(aten.max.dim, gpu(16, 4), 1)
+    assert found is not None
+    assert found["flops"] == 32
+    # Every formula of PyTorch's own that reads a result: none of them is asked without.
+    signal, weight = gpu(8, 64, 56, 56), gpu(128, 64, 3, 3)
+    forward = (signal, weight, None, [2, 2], [1, 1], [1, 1], False, [0, 0], 1)
+    counted = Hook(torch, RecordingDevice())._formulas.fields(aten.convolution.default, forward, {})
+    assert counted["flops"] == 2 * 8 * 28 * 28 * 128 * 64 * 9
+    behind = (gpu(8, 128, 28, 28), signal, weight, [0], *forward[3:], [True, True, False])
+    backward = Hook(torch, RecordingDevice())._formulas.fields(aten.convolution_backward.default, behind, {})
+    assert backward["flops"] == 2 * counted["flops"]
+
+
+def test_lengths_of_packed_sequences_are_read_on_the_host_or_taken_for_the_longest() -> None:
+    with FakeTensorMode():
+        query, ends = gpu(300, 8, 64), gpu(3, dtype=torch.int32)
+    known = torch.tensor([0, 100, 300], dtype=torch.int32)
+    call = (query, query, query, ends, ends, 200, 200, 0.0, False, False)
+    for lengths, flops in ((known, 4 * 8 * 64 * (100**2 + 200**2)), (None, 4 * 8 * 64 * 2 * 200**2)):
+        formulas = Formulas(torch, Outputs(torch), lambda _, lengths=lengths: lengths)
+        assert formulas.fields(aten._flash_attention_forward.default, call, {})["flops"] == flops
 
 
 def test_a_higher_order_operator_runs_as_without_the_mode() -> None:

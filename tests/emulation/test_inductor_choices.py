@@ -68,7 +68,7 @@ def test_a_launch_is_told_before_and_behind_and_variants_are_not_searched() -> N
     ran: list[str] = []
     said: list[object] = []
     made = module(ran)
-    inductor._wrap(made, said.append)
+    inductor._wrap(made, SimpleNamespace(describe_kernel=said.append))
     flex = made.CachingAutotuner(None, {}, ["a tile", "another"], FORWARD)
     other = made.CachingAutotuner(None, {}, [], name="triton_poi_fused_add_0")
     flex.run(QUERY, KEY, KEY, stream=1)
@@ -79,7 +79,7 @@ def test_a_launch_is_told_before_and_behind_and_variants_are_not_searched() -> N
     assert [each is None for each in said] == [False, True, False, True]
     assert flex.configs == ["a tile"]
     assert flex.coordinate_descent_tuning("the launcher", 1, 2) == "the launcher"
-    inductor._wrap(SimpleNamespace(), said.append)  # a release without that class
+    inductor._wrap(SimpleNamespace(), SimpleNamespace(describe_kernel=said.append))  # a release without that class
 
 
 def test_other_kernels_are_told_by_what_their_source_moves() -> None:
@@ -90,7 +90,7 @@ def triton_poi_fused_t_0(in_ptr0, out_ptr0, ynumel, xnumel, XBLOCK : tl.constexp
 """
     said: list[object] = []
     made = module([])
-    inductor._wrap(made, said.append)
+    inductor._wrap(made, SimpleNamespace(describe_kernel=said.append))
     held = SimpleNamespace(numel=lambda: 2048, element_size=lambda: 2)
     for name in ("triton_poi_fused_t_0", "triton_tem_fused_mm_0"):  # a product's loops read tiles again
         made.CachingAutotuner(SimpleNamespace(src=text), {}, [], name).run(held, held, 32, 64, stream=1)

@@ -154,3 +154,18 @@ def test_tiles_are_made_where_tensors_lie_in_different_orders() -> None:
 @pytest.mark.parametrize("text", ["", "x = 1\n"])
 def test_what_is_no_kernel_is_not_read(text: str) -> None:
     assert KernelSource.read(text) is None
+
+
+def test_what_a_launch_overwrites_is_neither_read_nor_a_few_rows_of_a_table() -> None:
+    x, y, z = (SimpleNamespace(data_ptr=lambda at=at: at) for at in (1, 2, 3))
+    add, cast, norm = (KernelSource.read(text) for text in (ADD, CAST, NORM))
+    assert add is not None
+    assert cast is not None
+    assert norm is not None
+    assert add.overwritten((x, y, z, 8192)) == []
+    assert cast.overwritten((x, y, z, SimpleNamespace(data_ptr=lambda: 4), 16, 1024)) != []
+    assert norm.overwritten((x, y, z, 16, 1024)) == [z]
+    assert norm.overwritten((x, y, x, 16, 1024)) == []  # by another pointer the kernel reads it
+    rows = KernelSource.read(ADD.replace("tl.store(in_out_ptr0 + (x2)", "tl.store(out_ptr0 + (x0 + 64*tmp0)"))
+    assert rows is not None
+    assert rows.outputs == ()

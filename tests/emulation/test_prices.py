@@ -9,7 +9,7 @@ from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, Comm
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.cost.operators.constants import load_framework, load_operators
 from lagom_overlap.emulation.clock import Clock, Operation
-from lagom_overlap.emulation.prices import HOST_COPY_BYTES_PER_S, HOST_COPY_S, CostModelPrices, PriceSource
+from lagom_overlap.emulation.prices import HOST_COPY_BYTES_PER_S, HOST_COPY_S, CostModelPrices, Doubt, PriceSource
 from lagom_overlap.emulation.protocol import ProtocolError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.sim import simulate_iteration
@@ -174,6 +174,54 @@ def test_a_kernel_that_nobody_describes_is_priced_by_name(prices: CostModelPrice
     found = priced(prices, {"kernel": name, "grid": [1, 1, 1], "block": [128, 1, 1], "num_elements": 1 << 26})
     assert found.source is PriceSource.NAME
     assert found.alone_ns == pytest.approx(1e9 * model.kernel_seconds(model.kernel(MemoryBound(4 << 26))))
+
+
+def test_a_convolution_computes_as_its_product_does_and_moves_each_tensor_once(prices: CostModelPrices) -> None:
+    """ResNet-50's second stage, 3x3, 128 images: as many products as a matrix product, whose memory has ninefold."""
+    sizes = {"m": 128 * 56 * 56, "n": 64, "k": 576, "batch": 1, "dtype": "bfloat16"}
+    moved = 2 * 2 * 128 * 64 * 56 * 56
+    kernel = {"kernel": "emulated_convolution", "op": "aten::convolution", "grid": [132, 1, 1], "block": [256, 1, 1]}
+    found = priced(prices, kernel | {"gemm": sizes, "bytes": moved})
+    laid_out = priced(prices, {"gemm": sizes})
+    flops = 2 * 128 * 56 * 56 * 64 * 576
+    assert max(moved / 3.35e12, flops / 989e12) < found.alone_ns * 1e-9 < laid_out.alone_ns * 1e-9  # the chip's peaks
+    assert (found.source, found.doubt, found.description.label) == (PriceSource.FRAMEWORK, None, "aten::convolution")
+    # Deep layers are bound by their products: 512 channels, 7x7 places.
+    deep = {"m": 1024 * 49, "n": 512, "k": 4608, "batch": 1, "dtype": "bfloat16"}
+    whole = priced(prices, kernel | {"gemm": deep, "bytes": 2 * 2 * 1024 * 49 * 512})
+    assert 2 * 1024 * 49 * 512 * 4608 / 989e12 < whole.alone_ns * 1e-9 < priced(prices, {"gemm": deep}).alone_ns * 1e-9
+    wide = priced(prices, kernel | {"gemm": deep | {"dtype": "float32"}, "bytes": 4 * 2 * 1024 * 49 * 512})
+    assert wide.alone_ns == pytest.approx(2 * whole.alone_ns, rel=0.1)
+
+
+def test_an_operator_with_few_flops_takes_what_its_bytes_do(prices: CostModelPrices) -> None:
+    kernel = {"kernel": "k", "grid": [1024, 1, 1], "block": [128, 1, 1], "op": "mine::op", "bytes": 1 << 30}
+    assert priced(prices, kernel | {"flops": 1}).alone_ns == pytest.approx(priced(prices, kernel).alone_ns)
+    assert priced(prices, kernel | {"flops": 10**13}).alone_ns > 5 * priced(prices, kernel).alone_ns
+
+
+def test_kernels_on_symmetric_memory_pay_the_wire(prices: CostModelPrices, model: ContentionModel) -> None:
+    """Two shots of 32 MiB over eight GPUs: 7/8 of it comes and 7/8 goes again, at 360 GB/s."""
+    kernel = {"kernel": "two_shot", "grid": [24, 1, 1], "block": [512, 1, 1], "op": "symm_mem::two_shot_all_reduce_"}
+    size = 32 << 20
+    found = priced(prices, kernel | {"bytes": 2 * size, "wire_bytes": 2 * size * 7 / 8})
+    assert found.alone_ns == pytest.approx(1e9 * 2 * size * 7 / 8 / 360e9, rel=0.05)
+    small = priced(prices, kernel | {"bytes": 2048, "wire_bytes": 1792})
+    assert small.alone_ns >= 1e9 * 2 * model.cluster.intra.hop_s
+
+
+@pytest.mark.parametrize(
+    ("said", "doubt"),
+    [
+        ({"op": "mine", "bytes": 1 << 20, "floor": True}, Doubt.FLOOR),
+        ({"op": "aten::x", "bytes": 1 << 20, "uncounted": True}, Doubt.UNCOUNTED),
+        ({"op": "aten::x", "uncounted": True}, Doubt.UNCOUNTED),
+        ({}, Doubt.NAME),
+        ({"op": "aten::x", "bytes": 1 << 20}, None),
+    ],
+)
+def test_prices_to_be_doubted_are_known_as_such(prices: CostModelPrices, said: dict[str, object], doubt) -> None:
+    assert priced(prices, {"kernel": "k", "grid": [1, 1, 1], "block": [32, 1, 1]} | said).doubt is doubt
 
 
 def test_copies_take_their_wire(prices: CostModelPrices) -> None:

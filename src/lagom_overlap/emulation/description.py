@@ -1,7 +1,8 @@
 """What a process says of a kind of operation: JSON, decoded into a typed struct.
 
-One of the first group of fields says what it is; `op`, `flops`, `bytes` and `access` beside a kernel come from the
-framework hook (`boot/`), `part` marks every kernel of a framework's operator but the first.
+One of the first group of fields says what it is; `op`, `flops`, `bytes`, `wire_bytes`, `access`, `floor` and
+`uncounted` beside a kernel come from the framework hook (`hook.py`), `part` marks every kernel of a framework's
+operator but the first. A product beside a kernel is a convolution's, whose operands are in `bytes`.
 """
 
 from typing import Annotated, Any, Final
@@ -72,11 +73,14 @@ class Description(msgspec.Struct, frozen=True):
     mark: dict[str, Any] | None = None
     bytes: Float | None = None
     flops: Float | None = None
+    wire_bytes: Float = 0
     access: Access | None = None
     op: Name | None = None
     head_dim: Size | None = None
     reach: Annotated[float, Meta(gt=0)] | None = None
     part: Amount = 0
+    floor: bool = False
+    uncounted: bool = False
 
     @property
     def call(self) -> str:
@@ -94,7 +98,7 @@ class Description(msgspec.Struct, frozen=True):
         """What a timeline shows."""
         if self.collective is not None:
             return f"{self.collective.kind} {self.collective.bytes} B"
-        if self.gemm is not None:
+        if self.gemm is not None and self.kernel is None:
             g = self.gemm
             return f"gemm {g.m}x{g.n}x{g.k}" + (f" x{g.batch}" if g.batch > 1 else "")
         if self.copy is not None:

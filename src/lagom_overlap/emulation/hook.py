@@ -1,16 +1,16 @@
 """What runs in a Python process of an emulated job: it tells the device which operator of PyTorch launches its kernels.
 
 A dispatch mode sees every operator with its tensors; bytes follow from their sizes, flops from PyTorch's own counter.
-Products are left to BLAS, which knows their shapes. Steps are told apart by the optimizer: one begins when an optimizer
-has worked since the last backward pass. Nothing here raises into the job: an error of ours is one line, and kernels are
-priced by their names from then on.
+Products are left to BLAS, which knows their shapes, and operators of libraries that are not emulated to `stand_ins.py`.
+Steps are told apart by the optimizer: one begins when an optimizer has worked since the last backward pass. No error of
+ours raises into the job. It concerns the operator that it came from: one line for each, and its kernels, priced by
+their bytes or their names, are counted for the end.
 """
 
 import atexit
 import contextlib
 import ctypes
 import json
-import math
 import os
 import sys
 import threading
@@ -20,7 +20,11 @@ from types import ModuleType
 from typing import Any, Final
 
 from lagom_overlap.after_import import after_import
-from lagom_overlap.emulation import inductor
+from lagom_overlap.emulation import inductor, triton_kernels
+from lagom_overlap.emulation.operator_bytes import bytes_of, wire_bytes_of
+from lagom_overlap.emulation.operator_flops import Formulas
+from lagom_overlap.emulation.operator_outputs import Outputs
+from lagom_overlap.emulation.stand_ins import StandIns
 from lagom_overlap.emulation.symmetric import SymmetricGroups, SymmetricRanksError, enter_world, groups_of_job
 from lagom_overlap.emulation.values import COLLECTIVES, Values
 from lagom_overlap.stderr import write_lines
@@ -28,34 +32,6 @@ from lagom_overlap.stderr import write_lines
 WITHOUT_CUDA: Final = 2
 """The exit code of a process whose PyTorch cannot use a GPU."""
 _DEVICE: Final = "libcuda.so.1"
-_READS_NOTHING: Final = frozenset(
-    {
-        "copy_",
-        "fill_",
-        "zero_",
-        "normal_",
-        "uniform_",
-        "random_",
-        "arange",
-        "bernoulli_",
-        "_foreach_copy_",
-        "_foreach_zero_",
-    }
-)
-"""In-place operators that do not read what they write."""
-_GATHERS: Final = frozenset({"embedding", "index", "index_select", "gather", "take"})
-"""They read only what they take out."""
-_REDUCES: Final = frozenset(
-    {"sum", "mean", "amax", "amin", "argmax", "max", "min", "norm", "linalg_vector_norm", "any"}
-)
-_SOFTMAX_READS: Final = {
-    "_softmax": 3,
-    "_log_softmax": 3,
-    "_softmax_backward_data": 2,
-    "_log_softmax_backward_data": 2,
-}
-"""How often their kernels read a row of the first argument that does not fit into shared memory (`SoftMax.cu`)."""
-_SHARED_BYTES: Final = 48 << 10
 _PLAIN: Final = frozenset({"Tensor", "Parameter", "Buffer"})
 _WRAPPERS: Final = frozenset({"DTensor", "AsyncCollectiveTensor"})
 """Tensors whose operators run others on plain ones, which come here again."""
@@ -90,14 +66,14 @@ def _begin(torch: ModuleType) -> None:
         _complain(error)
 
 
-def _complain(error: BaseException) -> None:
+def _complain(error: BaseException, what: str = "operators are") -> None:
     text = " ".join(f"{type(error).__name__}: {error}".split())
-    write_lines(f"lagom emulate: operators are not described (process {os.getpid()}): {text}")
+    write_lines(f"lagom emulate: {what} not described (process {os.getpid()}): {text}")
 
 
-def _complain_of_values(error: BaseException) -> None:
+def _complain_of_values(operator: str, error: BaseException) -> None:
     text = " ".join(f"{type(error).__name__}: {error}".split())
-    write_lines(f"lagom emulate: values are not computed (process {os.getpid()}): {text}")
+    write_lines(f"lagom emulate: values of {operator} are not computed (process {os.getpid()}): {text}")
 
 
 class Device:
@@ -120,6 +96,10 @@ class Device:
         self._group = library.lagom_emulation_group
         self._group.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_int), ctypes.c_int, ctypes.c_int]
         self._group.restype = None
+        self._launch = library.lagom_emulation_launch
+        self._launch.argtypes, self._launch.restype = [ctypes.c_char_p, ctypes.c_void_p], None
+        self._clear = library.lagom_emulation_clear
+        self._clear.argtypes, self._clear.restype = [ctypes.c_void_p, ctypes.c_size_t], None
         self._refuse = library.lagom_emulation_refuse
         self._refuse.argtypes, self._refuse.restype = [ctypes.c_char_p], None
 
@@ -148,6 +128,14 @@ class Device:
         finally:
             self._count(0, 0)
 
+    def launch(self, name: str, stream: int) -> None:
+        """A kernel by its name, which computes nothing."""
+        self._launch(name.encode(), stream)
+
+    def clear(self, address: int, num_bytes: int) -> None:
+        """Zeros, which take no page."""
+        self._clear(address, num_bytes)
+
     def name_group(self, num_started: int, ranks: Sequence[int], own: int, peer: int) -> None:
         """The ranks of the communicator that this thread makes next; none: not known."""
         self._group(num_started, len(ranks), (ctypes.c_int * len(ranks))(*ranks), own, peer)
@@ -174,6 +162,13 @@ def _read_virtual_time(device: Device) -> None:
         setattr(time, name, reading)
 
 
+class _Running(threading.local):
+    """The operator that a thread is in."""
+
+    is_counted = False
+    """It has flops of its own."""
+
+
 class Hook:
     """Describes operators and marks steps in one process."""
 
@@ -183,8 +178,11 @@ class Hook:
         self._torch, self._device, self._values, self._groups = torch, device, values, groups
         self._has_backward = self._sees_backward = False
         self._main_thread = threading.get_ident()
-        self._is_broken = False
-        self._flops: Mapping[Any, Callable[..., int]] | None = None
+        self._failed: set[str] = set()
+        self._running = _Running()
+        outputs = Outputs(torch)
+        self._stand_ins = StandIns(torch, device, outputs)
+        self._formulas = Formulas(torch, outputs, self._known_on_host)
         self._mode: Any = None
 
     def start(self) -> None:
@@ -200,7 +198,8 @@ class Hook:
         register_optimizer_step_post_hook(self._after_update)
         self._count_replays(self._torch.cuda.CUDAGraph)
         self._print_from_host(self._torch._tensor_str)
-        inductor.watch(self._device.describe_next)
+        inductor.watch(self)
+        triton_kernels.watch(self)
         atexit.register(self._at_exit, os.getpid())
 
     def _count_replays(self, graph_type: Any) -> None:
@@ -224,61 +223,82 @@ class Hook:
         printing._tensor_str = on_host
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The operator, described."""
-        fields = None if self._is_broken else self._fields(func, args, kwargs)
+        """The operator, described.
+
+        Raises:
+            UnsupportedOperatorError: if it needs a library that is not emulated.
+        """
+        stand_in = self._stand_ins.call(func, args, kwargs)
+        fields = None if stand_in is not None else self._fields(func, args, kwargs)
 
         def call() -> Any:
             if self._groups is not None and func.namespace in COLLECTIVES:
                 return self._groups.call(func, args, kwargs, lambda: func(*args, **kwargs))
-            if fields is None:
-                return func(*args, **kwargs)
-            self._device.describe_next(fields)
+            if stand_in is not None:
+                return stand_in()
+            if fields is not None:
+                self._device.describe_next(fields)
+            self._running.is_counted = fields is not None and "flops" in fields
             try:
                 return func(*args, **kwargs)
+            except RuntimeError as error:
+                named = self._stand_ins.named(func, error)
+                if named is error:
+                    raise
+                raise named from None
             finally:
-                self._device.describe_next(None)
+                self._running.is_counted = False
+                if fields is not None:
+                    self._device.describe_next(None)
 
         return call() if self._values is None else self._values.run(func, args, kwargs, call)
 
+    def describe_kernel(self, fields: Mapping[str, Any] | None) -> None:
+        """A Triton kernel that this thread launches next; inside an operator with flops of its own, that one's."""
+        if not self._running.is_counted:
+            self._device.describe_next(fields)
+
+    def clear(self, tensor: Any) -> None:
+        """Leaves zeros in a tensor of the GPU that a kernel should have written."""
+        if self._values is not None:
+            self._values.clear(tensor)
+
+    def formula(self, target: Any) -> Callable[..., int] | None:
+        """A registered formula for flops."""
+        return self._formulas.formula(target)
+
     def _fields(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        namespace, _, name = func._schema.name.partition("::")
+        fields: dict[str, Any] = {"op": f"{namespace}::{name}"}
         try:
             # Autograd's threads for devices, or its pass on the main thread (set_multithreading_enabled(False)).
             if threading.get_ident() != self._main_thread or self._torch._C._current_graph_task_id() >= 0:
                 self._has_backward = self._sees_backward = True
-            namespace, _, name = func._schema.name.partition("::")
             if namespace in COLLECTIVES or name in PRODUCTS or func.is_view:
                 return None
             num_bytes = bytes_of(self._torch, func, args, kwargs)
             if num_bytes is None:
                 return None
-            fields: dict[str, Any] = {"op": f"{namespace}::{name}", "bytes": num_bytes}
-            count = self._counters.get(func._overloadpacket)
-            if count is not None:
-                counted = _with_all_heads(self._torch, args) if "attention" in name else args
-                # PyTorch's counter takes attention in full; a causal kernel skips half of it.
-                share = 0.5 if _is_causal(func, args, kwargs) else 1.0
-                fields["flops"] = int(share * count(*counted, **kwargs, out_val=None))
-                if "attention" in name:
-                    fields |= _attention_sizes(func, args, kwargs, share)
-            return fields
+            fields["bytes"] = num_bytes
+            if wire_bytes := wire_bytes_of(self._torch, func, args, kwargs):
+                fields["wire_bytes"] = wire_bytes
+            return fields | self._formulas.fields(func, args, kwargs)
         except Exception as error:
-            self._is_broken = True
-            _complain(error)
-            return None
+            if fields["op"] not in self._failed:
+                self._failed.add(fields["op"])
+                _complain(error, f"{fields['op']} is")
+            return fields | {"uncounted": True}
 
-    @property
-    def _counters(self) -> Mapping[Any, Callable[..., int]]:
-        if self._flops is None:
-            from torch.utils.flop_counter import flop_registry  # noqa: PLC0415 - slow to import, and torch is the job's
-
-            self._flops = flop_registry
-        return self._flops
+    def _known_on_host(self, tensor: Any) -> Any:
+        return None if self._values is None else self._values.known_on_host(tensor)
 
     def _after_update(self, *_: Any) -> None:
         """One of several optimizers in a row begins no step of its own: there was no backward pass in between."""
         if self._sees_backward and not self._has_backward:
             return
         self._has_backward = False
+        if self._values is not None:
+            self._values.progressed()
         self._device.mark({"step": "begin"})
 
     def _at_exit(self, pid: int) -> None:
@@ -318,129 +338,3 @@ def _mode_class(hook: Hook) -> type:
             return hook.run(func, args, kwargs or {})
 
     return Described
-
-
-def _with_all_heads(torch: Any, args: Sequence[Any]) -> list[Any]:
-    """Attention's arguments for PyTorch's counter, where queries share keys: shapes with as many heads everywhere.
-
-    Up to PyTorch 2.10 it refuses others.
-    """
-    tensors = [each for each in args if isinstance(each, torch.Tensor) and each.dim() == 4]
-    heads = max((each.shape[1] for each in tensors), default=0)
-    if all(each.shape[1] == heads for each in tensors):
-        return list(args)
-    return [
-        torch.Size((each.shape[0], heads, *each.shape[2:])) if any(each is one for one in tensors) else each
-        for each in args
-    ]
-
-
-def _attention_sizes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], share: float) -> dict[str, float]:
-    """What the rate of an attention depends on: a head's columns, and how far its queries reach (`Attention.reach`)."""
-    values = _by_name(func, args, kwargs)
-    query, key = values.get("query"), values.get("key")
-    if query is None or key is None or query.dim() != 4 or not key.numel():
-        return {}
-    keys = key.shape[2] if "scaled_dot_product" in func._schema.name else key.shape[1]
-    return {"head_dim": query.shape[-1], "reach": 2 * share * keys}
-
-
-def _is_causal(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    return bool(_by_name(func, args, kwargs).get("is_causal"))
-
-
-def _by_name(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    names = [argument.name for argument in func._schema.arguments]
-    return {**dict(zip(names, args, strict=False)), **kwargs}
-
-
-def bytes_of(torch: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
-    """Bytes that an operator reads and writes on the GPU; None where it has nothing there."""
-    name = func._schema.name.partition("::")[2]
-    read = written = largest = 0
-    on_gpu = False
-    declared = {argument.name: argument for argument in func._schema.arguments}
-    values = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)}
-    values |= kwargs
-    for key, value in values.items():
-        argument = declared.get(key)
-        alias = None if argument is None else argument.alias_info
-        is_written = alias is not None and alias.is_write
-        for tensor in _tensors(torch, value):
-            if not tensor.is_cuda:
-                continue
-            on_gpu = True
-            size = tensor.numel() * tensor.element_size()
-            largest = max(largest, size)
-            written += size if is_written else 0
-            is_output = is_written and argument is not None and argument.is_out
-            read += 0 if is_output or (is_written and name in _READS_NOTHING) else size
-    device = kwargs.get("device")
-    if not on_gpu and (device is None or torch.device(device).type != "cuda"):
-        return None
-    if name == "all_gather_copy_in":  # FSDP2's: the shards go into the rank's own part of the whole buffer
-        return int(2 * sum(tensor.numel() * tensor.element_size() for tensor in _tensors(torch, args[0])))
-    if name in ("nll_loss_forward", "nll_loss_backward"):  # one element of a row; backward's zeros are a memset's
-        scores, targets = (values[key] for key in ("self", "target"))
-        return int(targets.numel() * (scores.element_size() + targets.element_size()))
-    if name in _SOFTMAX_READS:
-        read += (_SOFTMAX_READS[name] - 1) * _read_again(args[0])
-    if name == "index_put_":
-        return _put(torch, args)
-    if not on_gpu or name == "_to_copy":
-        written = _made(torch, args, kwargs, largest)
-    elif name in _GATHERS:
-        read = written = _gathered(torch, name, args)
-    elif not written and name not in _REDUCES:
-        written = read if name == "cat" else largest
-    return read + written
-
-
-def _read_again(rows: Any) -> int:
-    """Bytes of rows that a softmax reads more than once, along the last dimension."""
-    is_long = rows.dim() and rows.shape[-1] * rows.element_size() >= _SHARED_BYTES
-    return int(rows.numel() * rows.element_size()) if is_long else 0
-
-
-def _put(torch: Any, args: Sequence[Any]) -> int:
-    """Bytes of the values and indices that are read, and of the elements that are written there."""
-    table, indices, values = args[:3]
-    places = list(_tensors(torch, indices))
-    count = max((place.numel() for place in places), default=0)
-    num_dims = sum(place.dim() if place.dtype is torch.bool else 1 for place in places)
-    read = sum(each.numel() * each.element_size() for each in (*places, values))
-    return int(read + count * math.prod(table.shape[num_dims:]) * table.element_size())
-
-
-def _tensors(torch: Any, value: Any) -> Iterator[Any]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            if isinstance(each, torch.Tensor):
-                yield each
-
-
-def _made(torch: Any, args: Sequence[Any], kwargs: Mapping[str, Any], largest: int) -> int:
-    """Bytes of a new tensor: of the sizes given, or of another type than the one that is copied."""
-    dtype = kwargs.get("dtype")
-    first = args[0] if args else None
-    if isinstance(first, torch.Tensor):
-        return int(first.numel() * (dtype.itemsize if dtype is not None else first.element_size()))
-    if isinstance(first, (list, tuple)) and all(isinstance(size, int) for size in first):
-        count = 1
-        for size in first:
-            count *= size
-        return int(count * (dtype.itemsize if dtype is not None else 4))
-    return largest
-
-
-def _gathered(torch: Any, name: str, args: Sequence[Any]) -> int:
-    """Bytes that a gathering operator takes out of its first argument."""
-    table = args[0]
-    indices = [tensor for value in args[1:] for tensor in _tensors(torch, value)]
-    count = max((tensor.numel() for tensor in indices), default=0)
-    if name == "gather":
-        return int(count * table.element_size())
-    row = table.numel() // max(1, table.shape[0]) if table.dim() else 1
-    return int(count * row * table.element_size())

@@ -1,7 +1,9 @@
 """Triton kernels of Inductor: what they move, what flex attention computes, no search that could find nothing.
 
 No operator of PyTorch announces them; by name and grid they could cost anything. Their tensors are at hand where
-Inductor launches them, and their source says what is read and written (`kernel_source.py`).
+Inductor launches them, and their source says what is read and written (`kernel_source.py`). What they write and do not
+read is zero afterwards, as nobody computed it. A kernel that the job brought itself is taken by its arguments
+(`triton_kernels.py`).
 
 Flex attention takes its flops: per score two products forward, and seven backward, whose two halves compute scores and
 their gradients each for themselves (torch/_inductor/kernel/flex/templates/flex_backwards.py.jinja of PyTorch 2.15 has
@@ -15,27 +17,40 @@ its own kernels the first of the tiles that it would try.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from lagom_overlap.after_import import after_import
 from lagom_overlap.emulation.kernel_source import KernelSource, Residency
+from lagom_overlap.emulation.triton_kernels import floor_of
 
 _HEURISTICS: Final = "torch._inductor.runtime.triton_heuristics"
 _CHOICES: Final = "torch._inductor.select_algorithm"
 _FLEX: Final = re.compile(r"triton_tem_.*flex_attention(?P<backward>_backward)?")
 _TEMPLATE: Final = re.compile(r"triton_tem_")
 """Products and attention: their loops read tiles again and again, which their source does not count."""
+_OWN: Final = "triton_"
+"""How the names begin of what Inductor has written, not the job."""
 _PRODUCTS: Final = {False: 2, True: 7}
 _sources: dict[int, tuple[Any, KernelSource | None]] = {}
 """By kernel, which is kept so that its number is not given again."""
 
 
-def watch(describe: Callable[[Mapping[str, Any] | None], None]) -> None:
-    """Once the job has loaded Inductor: `describe` hears of each kernel that is known, and of None behind it."""
-    after_import(_HEURISTICS, lambda module: _wrap(module, describe))
+class Described(Protocol):
+    """What this module asks of the hook."""
+
+    def describe_kernel(self, fields: Mapping[str, Any] | None) -> None:
+        """What the kernel is that this thread launches next; None ends it."""
+
+    def clear(self, tensor: Any) -> None:
+        """Leaves zeros in a tensor of the GPU that a kernel should have written."""
+
+
+def watch(described: Described) -> None:
+    """Once the job has loaded Inductor: each launch of a kernel that is known is described."""
+    after_import(_HEURISTICS, lambda module: _wrap(module, described))
     after_import(_CHOICES, _take_first)
 
 
@@ -45,7 +60,7 @@ def _take_first(module: ModuleType) -> None:
         add(lambda choices: choices[:1])
 
 
-def _wrap(module: ModuleType, describe: Callable[[Mapping[str, Any] | None], None]) -> None:
+def _wrap(module: ModuleType, hook: Described) -> None:
     kernel = getattr(module, "CachingAutotuner", None)
     run = getattr(kernel, "run", None)
     if kernel is None or run is None:
@@ -55,11 +70,12 @@ def _wrap(module: ModuleType, describe: Callable[[Mapping[str, Any] | None], Non
         fields = described(self, args)
         if fields is None:
             return run(self, *args, **kwargs)
-        describe(fields)
+        hook.describe_kernel(fields)
         try:
             return run(self, *args, **kwargs)
         finally:
-            describe(None)
+            hook.describe_kernel(None)
+            _clear(self, args, hook)
 
     start = kernel.__init__
 
@@ -73,21 +89,45 @@ def _wrap(module: ModuleType, describe: Callable[[Mapping[str, Any] | None], Non
 
 def described(kernel: Any, args: Sequence[Any]) -> dict[str, Any] | None:
     """What a launch moves and computes; None where nothing says it."""
-    name = str((getattr(kernel, "inductor_meta", None) or {}).get("kernel_name", ""))
+    name = _name_of(kernel)
     found = fields_of(name, args)
-    if found is not None or _TEMPLATE.match(name):
+    if found is not None:
         return found
     try:
-        source = _sources.get(id(kernel))
+        if _TEMPLATE.match(name) or not name.startswith(_OWN):
+            return floor_of(name, args)
+        source = _source_of(kernel)
         if source is None:
-            text = getattr(getattr(kernel, "fn", None), "src", None)
-            source = _sources[id(kernel)] = (kernel, KernelSource.read(text) if isinstance(text, str) else None)
-        if source[1] is None:
             return None
-        num_bytes = source[1].bytes_moved(args, _residency(kernel))
+        num_bytes = source.bytes_moved(args, _residency(kernel))
     except Exception:  # a source of another shape: by name and grid
         return None
-    return {"op": name, "bytes": num_bytes} | ({"access": "rearrange"} if source[1].turns else {})
+    return {"op": name, "bytes": num_bytes} | ({"access": "rearrange"} if source.turns else {})
+
+
+def _name_of(kernel: Any) -> str:
+    named = (getattr(kernel, "inductor_meta", None) or {}).get("kernel_name")
+    return str(named or getattr(getattr(kernel, "fn", None), "__name__", ""))
+
+
+def _source_of(kernel: Any) -> KernelSource | None:
+    source = _sources.get(id(kernel))
+    if source is None:
+        text = getattr(getattr(kernel, "fn", None), "src", None)
+        source = _sources[id(kernel)] = (kernel, KernelSource.read(text) if isinstance(text, str) else None)
+    return source[1]
+
+
+def _clear(kernel: Any, args: Sequence[Any], hook: Described) -> None:
+    name = _name_of(kernel)
+    if _TEMPLATE.match(name) or not name.startswith(_OWN):
+        return
+    try:
+        source = _source_of(kernel)
+        for tensor in source.overwritten(args) if source is not None else ():
+            hook.clear(tensor)
+    except Exception:  # what was there stays
+        return
 
 
 def _residency(kernel: Any) -> Residency | None:

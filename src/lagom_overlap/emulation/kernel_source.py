@@ -34,7 +34,8 @@ class KernelSource:
     """A kernel's parameters and accesses.
 
     `sizes` are those of its index space that the source states; None where it states several (kernels put together).
-    `loads` and `stores` are expressions by pointer, with the number of the loop that they are in. `turns`: it
+    `loads` and `stores` are expressions by pointer, with the number of the loop that they are in. `outputs` are stored
+    and not loaded, at places that do not follow from what was loaded (rows of a table that keeps others). `turns`: it
     works on tiles, as Inductor makes it where tensors lie in different orders.
     """
 
@@ -42,6 +43,7 @@ class KernelSource:
     sizes: dict[str, int] | None
     loads: dict[str, tuple[tuple[int, str], ...]]
     stores: dict[str, tuple[tuple[int, str], ...]]
+    outputs: tuple[str, ...]
     turns: bool
 
     @classmethod
@@ -74,6 +76,7 @@ class KernelSource:
             sizes=sizes,
             loads={name: tuple(each) for name, each in loads.items()},
             stores={name: tuple(each) for name, each in stores.items()},
+            outputs=tuple([name for name in stores if name not in loads and _are_plain(stores[name])]),
             turns="ynumel" in parameters
             and not any(_SIZE_NAME.fullmatch(each) and each[0] == "r" for each in parameters),
         )
@@ -97,6 +100,12 @@ class KernelSource:
                     total += width * min(held, sum(_points(where, sizes, held) for where in expressions))
         return total
 
+    def overwritten(self, args: Sequence[Any]) -> list[Any]:
+        """The tensors that a launch with these arguments writes and does not read, by this or by another pointer."""
+        given = {name: each for name, each in zip(self.parameters, args, strict=False) if hasattr(each, "data_ptr")}
+        read = {given[name].data_ptr() for name in self.loads if name in given}
+        return [given[name] for name in self.outputs if name in given and given[name].data_ptr() not in read]
+
     def _sizes(self, given: dict[str, Any]) -> dict[str, int] | None:
         if self.sizes is None:
             return None
@@ -119,6 +128,10 @@ class KernelSource:
 def _is_own(load: tuple[int, str], stores: Sequence[tuple[int, str]]) -> bool:
     """Whether an earlier loop stored what is loaded."""
     return any(where == load[1] and loop < load[0] for loop, where in stores)
+
+
+def _are_plain(stores: Sequence[tuple[int, str]]) -> bool:
+    return not any(_LOADED.search(where) for _, where in stores)
 
 
 def _points(where: str, sizes: dict[str, int] | None, held: int) -> int:

@@ -3,7 +3,9 @@
     description                          price                                                    `PriceSource`
     gemm                                 by its shape, as everywhere                              shape
     kernel, operator with flops          flops at the rate of attention, or of products, its grid framework
+    kernel with a product (convolution)  by its shape, moving the bytes that are said             framework
     kernel, operator with bytes          a memory-bound kernel of so many bytes                   framework
+    the same between GPUs (symm_mem)     its bytes, or those on the wire, whichever take longer   framework
     further kernels of an operator       an empty kernel: the first one has the bytes             framework
     kernel by its name                   a memory-bound kernel of its elements and their size     name
     copy on the device, memset           a memory-bound kernel of its bytes                       size
@@ -27,6 +29,7 @@ from lagom_overlap.collective import Algorithm, Collective, CommConfig, Protocol
 from lagom_overlap.cost import CollectiveCost, ContentionModel
 from lagom_overlap.cost.kernels import kernel_of_time
 from lagom_overlap.cost.operators import WIDE_HEAD, OperatorConstants, load_operators
+from lagom_overlap.cost.operators.gemm import gemm_time
 from lagom_overlap.emulation.clock import INSTANT, SetTimes, Work
 from lagom_overlap.emulation.description import CollectiveText, Description, GemmText, read_description
 from lagom_overlap.errors import JobError, SpaceError
@@ -71,6 +74,17 @@ class PriceSource(StrEnum):
     INSTANT = "instant"
 
 
+class Doubt(StrEnum):
+    """Why a price is to be doubted."""
+
+    FLOOR = "floor"
+    """By the bytes of its arguments: what it computes is not known."""
+    UNCOUNTED = "uncounted"
+    """Counting the operator's bytes or flops failed."""
+    NAME = "name"
+    """By name, grid and block."""
+
+
 @dataclass(frozen=True, slots=True)
 class Priced:
     """A description with its work, its price alone (ns) and what that rests on."""
@@ -79,6 +93,15 @@ class Priced:
     work: Work
     alone_ns: float
     source: PriceSource
+
+    @property
+    def doubt(self) -> Doubt | None:
+        """Why the price is to be doubted; None: as the others."""
+        if self.description.uncounted:
+            return Doubt.UNCOUNTED
+        if self.description.floor:
+            return Doubt.FLOOR
+        return Doubt.NAME if self.source is PriceSource.NAME else None
 
 
 class CostModelPrices:
@@ -133,7 +156,7 @@ class CostModelPrices:
         if one.collective is not None:
             return self._collective(one.collective)
         if one.gemm is not None:
-            return self._gemm(one.gemm)
+            return self._gemm(one.gemm) if one.kernel is None else self._convolution(one.gemm, one.bytes or 0.0)
         if one.copy is not None:
             return self._copy(one.copy, int(one.bytes or 0))
         if one.memset is not None:
@@ -145,10 +168,32 @@ class CostModelPrices:
     def _gemm(self, gemm: GemmText) -> tuple[Work, PriceSource]:
         if not min(gemm.m, gemm.n, gemm.k, gemm.batch):
             return self._touch(1), PriceSource.SHAPE
-        width = _ELEMENT_BYTES.get(gemm.dtype.lower(), 1 if "float4" in gemm.dtype else 2)
+        width = _width(gemm)
         result = _ELEMENT_BYTES.get(gemm.result.lower())
         work = Gemm(gemm.m, gemm.n, gemm.k, width, gemm.batch, result_bytes=None if result == width else result)
         return self._computation(self._model.kernel(work)), PriceSource.SHAPE
+
+    def _convolution(self, gemm: GemmText, num_bytes: float) -> tuple[Work, PriceSource]:
+        """The tiles of an implicit product, whose operands are never laid out: memory has each tensor once."""
+        gpu, constants, width = self._model.cluster.gpu, self._operators, _width(gemm)
+        time = gemm_time(
+            (gemm.m, gemm.n, gemm.k),
+            batch=gemm.batch,
+            element_bytes=width,
+            num_sms=gpu.num_sms,
+            l2_bytes=gpu.l2_bytes,
+            constants=constants.wide_gemm if width >= 2 else constants.gemm,
+            moved_bytes=num_bytes,
+        )
+        kernel = kernel_of_time(
+            gpu,
+            self._model.profile,
+            alone_s=time.alone_s,
+            num_blocks=time.num_blocks,
+            blocks_per_sm=1,
+            total_bytes=num_bytes,
+        )
+        return self._computation(kernel), PriceSource.FRAMEWORK
 
     def _touch(self, num_bytes: float, access: Access = Access.STREAM) -> Work:
         return self._computation(self._model.kernel(MemoryBound(max(1, round(num_bytes)), access)))
@@ -165,6 +210,8 @@ class CostModelPrices:
             return self._touch(1), PriceSource.FRAMEWORK
         if one.flops:
             return self._by_flops(one, one.flops), PriceSource.FRAMEWORK
+        if one.wire_bytes:
+            return self._between_gpus(one), PriceSource.FRAMEWORK
         # A softmax of rows streams, as the training step has it: what it reads again is in its bytes.
         reduces = kernel_class(name) is KernelClass.REDUCTION and "softmax" not in name.lower()
         access = Access.REDUCTION if reduces else Access.STREAM
@@ -175,7 +222,7 @@ class CostModelPrices:
         return self._touch(2.0 * size * elements, access), PriceSource.NAME
 
     def _by_flops(self, one: Description, flops: float) -> Work:
-        """Attention and convolutions: flops at the rate of the class, on the launch's own grid."""
+        """Flops at the rate of attention, or of products, on the launch's own grid; its bytes, if they take longer."""
         constants, gpu = self._operators, self._model.cluster.gpu
         is_attention = "attention" in (one.op or "") or kernel_class(one.kernel or "") is KernelClass.ATTENTION
         rate = gpu.gemm_flops
@@ -184,11 +231,30 @@ class CostModelPrices:
             rate = constants.attention_rate(one.head_dim or WIDE_HEAD, one.reach or inf, backward=backward)
         num_blocks = max(1, prod(one.grid))
         idle = max(1.0, gpu.num_sms / num_blocks)
+        alone_s = constants.gemm.launch_s + flops / rate * idle
+        if not is_attention:  # whose rate was measured with its bytes
+            moved = MemoryBound(max(1, round(one.bytes or 0)), one.access or Access.STREAM)
+            alone_s = max(alone_s, self._model.kernel_seconds(self._model.kernel(moved)))
         kernel = kernel_of_time(
             gpu,
             self._model.profile,
-            alone_s=constants.gemm.launch_s + flops / rate * idle,
+            alone_s=alone_s,
             num_blocks=num_blocks,
+            blocks_per_sm=1,
+            total_bytes=one.bytes or 0.0,
+        )
+        return self._computation(kernel)
+
+    def _between_gpus(self, one: Description) -> Work:
+        """A kernel that reads and writes peers' memory; it waits for none of them."""
+        link = self._model.cluster.intra
+        own = self._model.kernel(MemoryBound(max(1, round(one.bytes or 0))))
+        wire_s = 2 * link.hop_s + one.wire_bytes / link.bytes_per_s  # a barrier before and one behind
+        kernel = kernel_of_time(
+            self._model.cluster.gpu,
+            self._model.profile,
+            alone_s=max(self._model.kernel_seconds(own), wire_s),
+            num_blocks=max(1, prod(one.grid)),
             blocks_per_sm=1,
             total_bytes=one.bytes or 0.0,
         )
@@ -240,6 +306,10 @@ class CostModelPrices:
             except JobError:
                 break
         return self._model.collective(collective, CommConfig()), PriceSource.DEFAULT
+
+
+def _width(gemm: GemmText) -> int:
+    return _ELEMENT_BYTES.get(gemm.dtype.lower(), 1 if "float4" in gemm.dtype else 2)
 
 
 def _word(words: type[_Word], text: str | None) -> _Word | None:

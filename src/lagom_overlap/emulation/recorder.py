@@ -2,7 +2,7 @@
 
 from array import array
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any, Final
 
 from lagom_overlap.emulation.clock import Operation
-from lagom_overlap.emulation.prices import Priced, PriceSource
+from lagom_overlap.emulation.prices import Doubt, Priced, PriceSource
 from lagom_overlap.timeline import Span, SpanKind, Timeline
 from lagom_overlap.timeline.metrics import overlap_metrics
 from lagom_overlap.units import NS
@@ -58,6 +58,7 @@ class Recorder:
         self._of_rank: dict[tuple[int, int], int] = {}
         self._time_by_source: dict[PriceSource, float] = defaultdict(float)
         self._count_by_source: dict[PriceSource, int] = defaultdict(int)
+        self._doubtful: dict[Doubt, Counter[str]] = {doubt: Counter() for doubt in Doubt}
 
     def describe(self, rank: int, desc_id: int, priced: Priced) -> None:
         """What a rank's number of a description stands for."""
@@ -83,6 +84,8 @@ class Recorder:
         alone_ns = priced.alone_ns * operation.scale
         self._time_by_source[priced.source] += alone_ns
         self._count_by_source[priced.source] += 1
+        if priced.doubt is not None:
+            self._doubtful[priced.doubt][priced.description.label] += 1
         if self.num_operations > MAX_SPANS:
             self.num_left_out += 1
             return
@@ -102,6 +105,11 @@ class Recorder:
     def counts(self) -> Mapping[PriceSource, int]:
         """How many operations were priced by what."""
         return dict(sorted(self._count_by_source.items()))
+
+    @property
+    def doubtful(self) -> Mapping[Doubt, Mapping[str, int]]:
+        """Launches by kernel or operator, the most frequent first, whose prices are to be doubted."""
+        return {doubt: dict(counts.most_common()) for doubt, counts in self._doubtful.items() if counts}
 
     @property
     def ranks(self) -> list[int]:

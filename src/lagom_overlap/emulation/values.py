@@ -2,9 +2,13 @@
 
 The device runs few kernels itself (fills, copies, index arithmetic). Every other operator of PyTorch whose tensors are
 small, or whole numbers of moderate size, is computed here by PyTorch's own CPU operator, on the GPU's memory, which is
-this process's. Outputs of the rest are marked as not computed, and so is what follows from them. The host reads zeros
-there: a loss that is printed, an overflow flag, a checkpoint. Whole numbers beyond bytes, and sizes, decide what a job
-does next, so reading them is refused, by the name of the operator that they rest on, unless they are saved.
+this process's. Outputs of the rest are marked as not computed, and so is what follows from them; they are zero, and
+what an operator should have changed in place stays as it was. The host reads zeros there: a loss that is printed, an
+overflow flag, a checkpoint. Whole numbers beyond bytes, and sizes, decide what a job does next, so reading them is
+refused, by the name of the operator that they rest on, unless they are saved. A loop whose end rests on such a truth
+value may never end (`uncomputed_reads.py`).
+
+An error of ours concerns the operator that it came from: one line for each, and what it gives is not computed.
 
 Marks are kept by the address of a tensor's storage. What writes memory without a dispatched operator (Triton's kernels)
 neither sets nor clears them.
@@ -17,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from lagom_overlap.emulation.saving import is_saving
-from lagom_overlap.errors import LagomError
+from lagom_overlap.emulation.uncomputed_reads import UncomputedReads, UncomputedValueError
 
 MAX_ELEMENTS: Final = 1 << 18
 """Of floats, all tensors of an operator together: some 0.1 ms of one core for what is done element by element."""
@@ -39,10 +43,6 @@ _READS: Final = frozenset({"_local_scalar_dense", "_to_copy", "copy_"})
 """Operators by which the host reads what a GPU holds."""
 
 
-class UncomputedValueError(LagomError, RuntimeError):
-    """Raised in the job where it asks for sizes or whole numbers that no kernel computed."""
-
-
 class Memory(Protocol):
     """What this module asks of the emulated driver."""
 
@@ -54,6 +54,12 @@ class Memory(Protocol):
 
     def counted(self, number: int) -> contextlib.AbstractContextManager[None]:
         """What this thread's operators read meanwhile where their kernels count."""
+
+    def clear(self, address: int, num_bytes: int) -> None:
+        """Zeros, which take no page."""
+
+    def refuse(self, text: str) -> None:
+        """Ends the job with a line."""
 
 
 @dataclass(slots=True)
@@ -83,21 +89,24 @@ class _OwedError(Exception):
 class Values:
     """The contents of one process's GPU tensors, operator by operator.
 
-    `complain` is told of an error of ours, and `note_saved` that zeros were saved for what nobody computed, once each.
+    `complain` is told of an operator's first error of ours, and its name; `note_saved` that zeros were saved for what
+    nobody computed, once.
     """
 
     def __init__(
         self,
         torch: Any,
         memory: Memory,
-        complain: Callable[[BaseException], None],
+        complain: Callable[[str, BaseException], None],
         note_saved: Callable[[], None],
     ) -> None:
         self._torch, self._memory, self._complain, self._note_saved = torch, memory, complain, note_saved
         self._plain = (torch.Tensor, torch.nn.Parameter)
         self._marks: dict[int, str] = {}
         self._hopeless: set[tuple[Any, Any]] = set()
-        self._is_broken = self._has_saved = False
+        self._failed: set[str] = set()
+        self._has_saved = False
+        self._reads = UncomputedReads(memory.refuse)
         self._decides = False  # the job has asked for sizes or counts
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], call: Callable[[], Any]) -> Any:
@@ -106,38 +115,55 @@ class Values:
         Raises:
             UncomputedValueError: if it would decide by values that nobody computed.
         """
-        if self._is_broken:
-            return call()
         try:
             begun = self._begin(func, args, kwargs)
         except UncomputedValueError:
             raise
         except Exception as error:
-            return self._break(error, call)
+            self._fail(func, error)
+            return call()
         if begun.is_sized and begun.early is not None:
             # Its kernels take their time, on as much as they would have counted, which is known already.
             with contextlib.suppress(RuntimeError), self._memory.counted(self._count(func, args, begun.early.result)):
                 call()
             return self._mapped(begun.early.result, lambda tensor: self._placed(tensor, begun))
+        if func._schema.name == "aten::equal":
+            self._reads.note()
+            with self._memory.counted(0):  # which its last kernel would have left
+                return call()
         out = call()
         try:
             return self._finish(func, args, kwargs, begun, out)
         except UncomputedValueError:
             raise
         except Exception as error:
-            return self._break(error, lambda: out)
+            self._fail(func, error)
+        return out
+
+    def progressed(self) -> None:
+        """A step has ended."""
+        self._reads.forget()
+
+    def known_on_host(self, tensor: Any) -> Any:
+        """A copy of what a tensor of the GPU holds; None where nobody computed it, or a collective owes it."""
+        if self._mark_of([tensor]) is not None:
+            return None
+        try:
+            return self._held(tensor).clone()
+        except _OwedError:
+            return None
 
     def _on_gpu(self, tensor: Any) -> bool:
-        return bool(tensor.is_cuda)
+        return bool(tensor.is_cuda) and tensor.layout is self._torch.strided  # others have no storage
 
     def _is_capturing(self) -> bool:
         """What a graph records runs later, and again."""
         return bool(self._torch.cuda.is_current_stream_capturing())
 
-    def _break(self, error: BaseException, call: Callable[[], Any]) -> Any:
-        self._is_broken = True
-        self._complain(error)
-        return call()
+    def _fail(self, func: Any, error: BaseException) -> None:
+        if func._schema.name not in self._failed:
+            self._failed.add(func._schema.name)
+            self._complain(func._schema.name, error)
 
     def _begin(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Begun:
         namespace, _, name = func._schema.name.partition("::")
@@ -206,6 +232,8 @@ class Values:
             is_exact = self._store(begun.early, out)
         elif not is_exact:
             is_exact = self._store(self._computed(func, args, kwargs, [*begun.given, *made], ()), out)
+        if not is_exact:
+            self._clear(made, begun, overwrites=name in _OVERWRITES or _writes_out(func))
         mark = begun.mark if is_exact else func._schema.name
         self._note([*begun.written, *made], mark, may_clear=not begun.written or name in _OVERWRITES)
         return out
@@ -225,6 +253,8 @@ class Values:
             return out
         is_kept = is_tensor and is_saving()
         dtype = source.dtype
+        if dtype is torch.bool:
+            self._reads.note()
         may_decide = not dtype.is_floating_point and not dtype.is_complex and dtype not in (torch.bool, torch.uint8)
         if may_decide and not is_kept:
             raise UncomputedValueError(_refusal(func, mark))
@@ -232,6 +262,24 @@ class Values:
             self._has_saved = True
             self._note_saved()
         return target.zero_() if is_tensor else type(out)()
+
+    def _clear(self, made: Sequence[Any], begun: _Begun, *, overwrites: bool) -> None:
+        """Leaves zeros where an operator should have made something; not in what it changes, or hands through."""
+        given = {each.untyped_storage().data_ptr() for each in begun.given if self._on_gpu(each)}
+        for tensor in made:
+            if self._on_gpu(tensor) and tensor.untyped_storage().data_ptr() not in given:
+                self.clear(tensor)
+        for tensor in begun.written if overwrites else ():
+            self.clear(tensor)
+
+    def clear(self, tensor: Any) -> None:
+        """Leaves zeros in a tensor of the GPU; not where others' elements lie between its own."""
+        if (
+            self._on_gpu(tensor)
+            and tensor.numel()
+            and self._torch.ops.aten.is_non_overlapping_and_dense.default(tensor)
+        ):
+            self._memory.clear(tensor.data_ptr(), tensor.numel() * tensor.element_size())
 
     def _mark_of(self, tensors: Sequence[Any]) -> str | None:
         marks = self._marks
@@ -387,6 +435,10 @@ def _is_masked(func: Any, args: Sequence[Any]) -> bool:
 
 def _is_mask(index: Any) -> bool:
     return index is not None and str(index.dtype) in ("torch.bool", "torch.uint8")
+
+
+def _writes_out(func: Any) -> bool:
+    return any(argument.is_out for argument in func._schema.arguments)
 
 
 def _is_written(argument: Any) -> bool:

@@ -23,7 +23,7 @@ from lagom_overlap.emulation.launch import (
     job_folder,
     refuse_real_gpus,
 )
-from lagom_overlap.emulation.prices import CostModelPrices
+from lagom_overlap.emulation.prices import CostModelPrices, Doubt
 from lagom_overlap.emulation.recorder import MAX_SPANS, Recorder
 from lagom_overlap.emulation.server import EmulationServer
 from lagom_overlap.emulation.settings import EmulationSettings, PythonClock
@@ -47,6 +47,16 @@ MAX_GPUS: Final = 65_535
 """Of all hosts: as many shapes of communicators has a file of NCCL's model (`csrc/emulated_gpu/nccl_model.c`)."""
 _MANY_HOSTS: Final = 256
 """From here on NCCL's model of them takes seconds."""
+_DOUBTS: Final = {
+    Doubt.FLOOR: (
+        "{number} launches of Triton kernels were priced by the bytes of their arguments alone, which is too little "
+        "for what they compute (torch.utils.flop_counter.register_flop_formula tells their flops): {names}."
+    ),
+    Doubt.UNCOUNTED: "{number} launches of operators whose bytes or flops could not be counted: {names}.",
+    Doubt.NAME: "{number} launches were priced by kernel name and grid alone, which may be far off: {names}.",
+}
+_MAX_NAMED, _MAX_NAME = 5, 60
+"""Kernels that a note names, and how much of a mangled name."""
 _NOTE: Final = (
     "Emulated: no GPU was measured; large kernels compute nothing, so losses are not the job's. "
     "How far: docs/accuracy.md."
@@ -295,6 +305,10 @@ def _result(
             f"No timeline and no figures of the last step: of {recorder.num_operations} operations the times of the "
             f"first {MAX_SPANS} were kept."
         )
+    notes += [
+        _DOUBTS[doubt].format(number=sum(counts.values()), names=_few(counts))
+        for doubt, counts in recorder.doubtful.items()
+    ]
     num_started = ran.server.num_processes
     num_ranks = num_started * (cluster.num_nodes if request.is_symmetric else 1)
     if request.is_symmetric and num_started:
@@ -338,6 +352,13 @@ def _result(
         files=() if request.out is None else tuple(request.out / name for name in _FILES),
         ran=timeline,
     )
+
+
+def _few(counts: Mapping[str, int]) -> str:
+    """The most frequent of what was launched."""
+    shown = [f"{name[:_MAX_NAME]} ({number})" for name, number in list(counts.items())[:_MAX_NAMED]]
+    more = len(counts) - len(shown)
+    return ", ".join(shown) + (f" and {more} others" if more else "")
 
 
 def _write(request: EmulateRequest, result: EmulateResult) -> None:

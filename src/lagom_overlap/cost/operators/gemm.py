@@ -87,13 +87,17 @@ def gemm_time(
     num_sms: int,
     l2_bytes: int,
     constants: GemmConstants,
+    moved_bytes: float | None = None,
 ) -> GemmTime:
-    """The time alone of `batch` products (m x k) (k x n) on a GPU with `num_sms` SMs, launched together."""
+    """The time alone of `batch` products (m x k) (k x n) on a GPU with `num_sms` SMs, launched together.
+
+    `moved_bytes` are read and written where they are fewer than operands and result: a convolution's.
+    """
     m, n, k = shape
     c, width = constants, element_bytes
     l2_rate = c.bytes_per_s * c.l2_speedup
     out = width if result_bytes is None else result_bytes
-    num_bytes = float(batch * (width * (m * k + n * k) + out * m * n))
+    num_bytes = float(batch * (width * (m * k + n * k) + out * m * n)) if moved_bytes is None else moved_bytes
     hit = min(1.0, c.l2_share * l2_bytes / num_bytes)
     memory_s = num_bytes * ((1.0 - hit) / c.bytes_per_s + hit / l2_rate)
     best: tuple[float, int, int, int] | None = None
