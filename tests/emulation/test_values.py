@@ -264,7 +264,7 @@ def test_large_tensors_are_unequal_as_nobody_compared_them(run, device) -> None:
 
 def test_an_error_of_ours_in_an_operator_leaves_the_others_their_values(device) -> None:
     said: list[str] = []
-    values = OnHost(torch, device, lambda operator, error: said.append(operator))
+    values = OnHost(torch, device, lambda operator, error: said.append(operator), lambda: None)
     sparse = torch.eye(3).to_sparse()
     for _ in range(2):
         values.run(aten.neg.default, (sparse,), {}, lambda: sparse)  # has no storage to be known by

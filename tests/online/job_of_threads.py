@@ -21,7 +21,7 @@ from lagom_overlap.collective import (
     ConfigTable,
     Subspace,
 )
-from lagom_overlap.collective.sites import SiteSetting
+from lagom_overlap.collective.sites import RoleCycle, SiteSetting
 from lagom_overlap.errors import BackendError
 from lagom_overlap.online.journal import JournalFile
 from lagom_overlap.online.options import OnlineOptions
@@ -280,6 +280,7 @@ class Job:
     options: OnlineOptions = field(default_factory=lambda: OnlineOptions(timeout_s=20.0, num_pairs=3))
     store: FakeStore = field(default_factory=FakeStore)
     started: tuple[SiteSetting, ...] = ()
+    cycles: tuple[RoleCycle, ...] = ()
     size_octaves: int = 0
     journals: tuple[JournalFile | None, ...] = ()
     routes: list[SimulatedRoute] = field(default_factory=list)
@@ -305,6 +306,7 @@ class Job:
                     num_ranks=self.num_ranks,
                     route_name="simulated",
                     started=self.started,
+                    cycles=self.cycles,
                     size_octaves=self.size_octaves,
                 )
             members[rank] = Member(

@@ -4,15 +4,25 @@ from collections.abc import Callable, Iterable, Iterator
 from random import Random
 
 import pytest
-from job_of_threads import Job
+from job_of_threads import GATHERED, SCATTERED, Job
 from test_online_loop import layer_s, options
 
 from lagom_overlap.collective import CollectiveKind, CommConfig
-from lagom_overlap.collective.sites import SiteSetting
+from lagom_overlap.collective.sites import RoleCycle, SiteSetting
 from lagom_overlap.online.ranks.check import Arm, Check
 from lagom_overlap.online.ranks.messages import SwitchState
 
 KINDS = (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)
+
+
+CYCLES = (
+    RoleCycle(
+        description="fsdp",
+        num_ranks=2,
+        creation_order=0,
+        calls=((CollectiveKind.ALL_GATHER, GATHERED), (CollectiveKind.REDUCE_SCATTER, SCATTERED)) * 3,
+    ),
+)
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +160,7 @@ def test_a_drift_after_the_last_search_has_the_settings_checked(found: tuple[Sit
 
 def test_where_nothing_can_be_measured_saved_settings_are_judged_by_the_clock(found: tuple[SiteSetting, ...]) -> None:
     for ratio, is_kept in ((0.9, True), (1.7, False)):
-        job = Job(options=options(check_share=0.005), started=found)
+        job = Job(options=options(check_share=0.005), started=found, cycles=CYCLES)
         job.start()
         slowed(job, lambda step, ratio=ratio: ratio)
         for member in job.members:

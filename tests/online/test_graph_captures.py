@@ -8,6 +8,7 @@ from played_profiler import PlayedComm
 from test_plugin_route import measured_step, start
 
 from lagom_overlap.collective import CommConfig, ConfigTable
+from lagom_overlap.collective.sites import cycles_of
 from lagom_overlap.online.graph_captures import GraphCaptures
 
 __all__ = ["start"]  # the fixture
@@ -29,7 +30,8 @@ def graph_class():
 
 
 def trial(route, keys, epoch, channels):
-    route.prepare(ConfigTable({key: CommConfig(num_channels=channels) for key in keys}), epoch)
+    rows = {key: CommConfig(num_channels=channels) for key in keys}
+    route.prepare(ConfigTable(rows, cycles=cycles_of(keys)), epoch)
     route.commit(epoch)
 
 
