@@ -7,6 +7,7 @@ has no bound uses up either, on any machine.
 import contextlib
 import copy
 import json
+import os
 import re
 import resource
 import signal
@@ -182,7 +183,7 @@ def count_refused(document: Any, read: Callable[[Any], object]) -> tuple[int, in
             said = str(error)
             refused += 1
         except BaseException as error:
-            raise AssertionError(words) from error
+            raise AssertionError(f"{words}: {error!r}") from None  # pytest cannot show where a signal came
         assert "\n" not in said, words
     return refused, done
 
@@ -235,8 +236,14 @@ def test_no_number_of_saved_settings_fills_a_memory(tmp_path: Path, monkeypatch:
     ],
 )
 def test_every_verb_says_what_a_number_of_saved_settings_may_be(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str, value: int, words: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    key: str,
+    value: int,
+    words: str,
 ) -> None:
+    monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("the command was run"))
     path = tmp_path / "s.json"
     path.write_text(re.sub(rf'("{key}"): \d+', rf"\1: {value}", json.dumps(SAVED)))
     for verb in (
