@@ -150,6 +150,13 @@ def bounded() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
+@pytest.fixture
+def no_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command that a verb becomes would take pytest's place."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("the command was run"))
+
+
 def numbers(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Where a document has numbers."""
     if isinstance(value, dict | list):
@@ -235,15 +242,10 @@ def test_no_number_of_saved_settings_fills_a_memory(tmp_path: Path, monkeypatch:
         ("world_size", 10**8, "world_size is 100000000, must be 1 to 1048576"),
     ],
 )
+@pytest.mark.usefixtures("no_command")
 def test_every_verb_says_what_a_number_of_saved_settings_may_be(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    key: str,
-    value: int,
-    words: str,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str, value: int, words: str
 ) -> None:
-    monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("the command was run"))
     path = tmp_path / "s.json"
     path.write_text(re.sub(rf'("{key}"): \d+', rf"\1: {value}", json.dumps(SAVED)))
     for verb in (
