@@ -328,11 +328,15 @@ def test_a_table_of_lagom_run_is_in_force_on_all_ranks_or_on_none(
     config = dict.fromkeys(("algorithm", "protocol", "transport", "num_threads", "chunk_bytes")) | {"num_channels": 3}
     saved = {
         "format": "lagom-online",
-        "version": 2,
+        "version": 3,
         "world_size": 2,
         "route": "plugin",
         "is_adopted": True,
         "settings": [{"site": {"call": call | {"num_bytes": 16 << 20}, "occurrence": 0}, "config": config}],
+        "cycles": [
+            {name: call[name] for name in ("description", "num_ranks", "creation_order")}
+            | {"calls": [["all_reduce", 16 << 20]]}
+        ],
         "engine": "ProcessGroupNCCL of torch {}.{}".format(*release()),
         "verdict": "",
         "date": "",

@@ -109,7 +109,7 @@ CALL = {"description": "fsdp", "num_ranks": 2, "creation_order": 0, "kind": "all
 CONFIG = {"algorithm": None, "protocol": None, "transport": None}
 SAVED = {
     "format": "lagom-online",
-    "version": 2,
+    "version": 3,
     "world_size": 2,
     "route": "plugin",
     "is_adopted": True,
@@ -118,6 +118,14 @@ SAVED = {
             "site": {"call": CALL, "occurrence": 1},
             "config": CONFIG | {"num_channels": 4, "num_threads": 512, "chunk_bytes": 1 << 19},
             "launch": {"sm_carveout": 4, "order": None, "priority": None},
+        }
+    ],
+    "cycles": [
+        {
+            "description": CALL["description"],
+            "num_ranks": CALL["num_ranks"],
+            "creation_order": CALL["creation_order"],
+            "calls": [[CALL["kind"], CALL["num_bytes"]]] * 2,
         }
     ],
     "size_octaves": 1,
@@ -264,7 +272,7 @@ def test_settings_of_more_ranks_than_can_be_listed_are_refused(tmp_path: Path) -
     site = json.loads(json.dumps(SAVED["settings"]))[0]
     site["site"]["call"]["num_ranks"] = 1 << 20
     sites = [site | {"site": site["site"] | {"occurrence": number}} for number in range(1000)]
-    (tmp_path / "s.json").write_text(json.dumps(SAVED | {"world_size": 1 << 20, "settings": sites}))
+    (tmp_path / "s.json").write_text(json.dumps(SAVED | {"world_size": 1 << 20, "settings": sites, "cycles": []}))
     with bounded(), pytest.raises(BundleError, match="have 1048576000 ranks in all, at most 16777216 are read"):
         read_saved(tmp_path / "s.json")
 

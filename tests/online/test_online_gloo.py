@@ -102,7 +102,7 @@ def settings_file(
             document
             | {
                 "format": "lagom-online",
-                "version": 2,
+                "version": 3,
                 "size_octaves": size_octaves,
                 "engine": ENGINE,
                 "verdict": "",

@@ -85,13 +85,16 @@ def site_of(key: ConfigKey) -> Site:
 def key_of(site: Site) -> ConfigKey:
     """A key of the site, its communicator standing for its role: the ranks are numbered from 0."""
     call = site.call
-    name = _standing_for(call.description, call.num_ranks, call.creation_order)
+    name = standing_for(call.description, call.num_ranks, call.creation_order)
     return ConfigKey(communicator=name, kind=call.kind, num_bytes=call.num_bytes, occurrence=site.occurrence)
 
 
 @lru_cache(maxsize=64)
-def _standing_for(description: str, num_ranks: int, creation_order: int) -> CommunicatorId:
-    """One for all sites of a role: of 16,384 ranks, each takes 0.6 MB."""
+def standing_for(description: str, num_ranks: int, creation_order: int) -> CommunicatorId:
+    """The communicator of a role, its ranks numbered from 0.
+
+    One for all sites of it: of 16,384 ranks, each takes 0.6 MB.
+    """
     return CommunicatorId(description=description, ranks=tuple(range(num_ranks)), creation_order=creation_order)
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lagom_overlap.collective import CommunicatorId, ConfigTable, LaunchConfig, one_launch
-from lagom_overlap.collective.sites import RoleCycle, cycles_for, key_of
+from lagom_overlap.collective.sites import cycles_for, key_of, standing_for
 from lagom_overlap.errors import JobError
 from lagom_overlap.export.deployment import Deployment
 from lagom_overlap.export.saved import SavedSettings, read_saved
@@ -37,11 +37,16 @@ def read_online_deployment(path: Path) -> tuple[Deployment, SavedSettings]:
         )
     settings = saved.settings if saved.is_adopted else ()
     rows = {key_of(setting.site): setting.config for setting in settings if not setting.config.is_untouched}
-    roles = (*(key.communicator for key in rows), *(_communicator(role) for role in saved.cycles))
-    if any(name.creation_order >= MAX_COMMUNICATORS for name in roles):
+    roles = [key.communicator for key in rows]
+    roles += [standing_for(role.description, role.num_ranks, role.creation_order) for role in saved.cycles]
+    last: dict[CommunicatorId, int] = {}  # by the first of a kind
+    for name in roles:
+        first = replace(name, creation_order=0)
+        last[first] = max(last.get(first, 0), name.creation_order)
+    if sum(last.values()) + len(last) > MAX_COMMUNICATORS:
         raise JobError(f"{str(path)!r} names more than the {MAX_COMMUNICATORS} communicators that a table holds")
     # The plug-in goes by places, so those before a communicator of the file have theirs, too.
-    names = dict.fromkeys(replace(name, creation_order=n) for name in roles for n in range(name.creation_order + 1))
+    names = [replace(first, creation_order=n) for first, most in last.items() for n in range(most + 1)]
     calls = {(key.communicator, key.kind, key.num_bytes): 0 for key in rows}
     most = most_channels(rows.items())  # online tuning asked for no more than NCCL's own choice ran with
     deployment = Deployment(
@@ -51,9 +56,3 @@ def read_online_deployment(path: Path) -> tuple[Deployment, SavedSettings]:
         launch=one_launch(setting.launch for setting in settings if isinstance(setting.launch, LaunchConfig)),
     )
     return deployment, saved
-
-
-def _communicator(role: RoleCycle) -> CommunicatorId:
-    return CommunicatorId(
-        description=role.description, ranks=tuple(range(role.num_ranks)), creation_order=role.creation_order
-    )
