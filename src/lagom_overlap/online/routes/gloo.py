@@ -184,6 +184,9 @@ class GlooRoute:
     def _close_channels(self) -> None:
         for group in self._groups.values():
             group.engine.close_channels()
+            if group.clock is not None:  # another is made where a step is measured again
+                group.clock.close()
+                group.clock = None
 
     def begin_step(self, *, is_measured: bool) -> None:
         """See `Route`."""
