@@ -36,8 +36,8 @@ VERSION: Final = 3
 _MAX_BYTES: Final = 64 << 20
 MAX_WORLD: Final = 1 << 20
 """Ranks of a job: five times the largest that anybody has trained on."""
-MAX_LISTED_RANKS: Final = 1 << 24
-"""Ranks of the settings' communicators in all, which are listed one by one: 1,000 settings of 16,384 ranks each."""
+MAX_LISTED_RANKS: Final = 1 << 25
+"""Ranks in all that settings, calls and places list, each its communicator's: 2,000 of 16,384, which take 2 s."""
 _SITE_RANGES: Final = {
     "num_bytes": (1, MAX_BYTES),
     "creation_order": (0, MAX_RANKS),
@@ -120,7 +120,7 @@ def _check_numbers(saved: SavedSettings) -> None:
     if saved.size_octaves not in WIDTHS:
         raise ValueError(f"size_octaves is {saved.size_octaves}, must be one of {', '.join(map(str, WIDTHS))}")
     _check_range("world_size", saved.world_size, 1, MAX_WORLD)
-    num_listed = 0
+    num_listed, roles = 0, set()
     for place, setting in enumerate(saved.settings):
         where, site = f"settings[{place}]", setting.site
         _check_range(f"{where}: num_ranks", site.call.num_ranks, 2, max(2, saved.world_size))
@@ -131,13 +131,16 @@ def _check_numbers(saved: SavedSettings) -> None:
             if value is not None:
                 _check_range(f"{where}: {name}", value, least, most)
         num_listed += site.call.num_ranks
+        roles.add((site.call.description, site.call.num_ranks, site.call.creation_order))
     for place, cycle in enumerate(saved.cycles):
         where = f"cycles[{place}]"
         _check_range(f"{where}: num_ranks", cycle.num_ranks, 2, max(2, saved.world_size))
         _check_range(f"{where}: creation_order", cycle.creation_order, 0, MAX_RANKS)
         for _, num_bytes in cycle.calls:
             _check_range(f"{where}: num_bytes", num_bytes, 1, MAX_BYTES)
-        num_listed += cycle.num_ranks
+        num_listed += len(cycle.calls) * cycle.num_ranks
+        roles.add((cycle.description, cycle.num_ranks, cycle.creation_order))
+    num_listed += sum(num_ranks * (order + 1) for _, num_ranks, order in roles)  # those made before it, too
     if num_listed > MAX_LISTED_RANKS:
         raise ValueError(f"its communicators have {num_listed} ranks in all, at most {MAX_LISTED_RANKS} are read")
 
