@@ -222,7 +222,7 @@ def watch(victim: Victim) -> None:
     around(Exchange, "plan", at("before the plan"), at("after the plan"))
     around(GlooRoute, "prepare", at("getting ready"), nothing)
     around(Exchange, "_meet", at("ready"), at("before the last word"))
-    around(Exchange, "_appears", last_word, nothing)
+    around(Exchange, "_why_missing", last_word, nothing)
     around(Exchange, "_settle", last_word, nothing)
     around(GlooRoute, "commit", at("before the switch"), at("after the switch"))
 
