@@ -247,12 +247,13 @@ def test_a_loop_that_waits_for_what_nobody_computed_is_named_and_ended(run, devi
 
 def test_a_step_begins_the_count_of_reads_anew_and_computed_truth_is_not_counted(run, device, monkeypatch) -> None:
     monkeypatch.setattr("lagom_overlap.emulation.uncomputed_reads.MAX_READS", 5)
-    large = torch.ones(MAX_ELEMENTS)
+    # Before any is marked: memory that is freed and taken again outside of the operators keeps its mark.
+    few, large = torch.ones(3), torch.ones(MAX_ELEMENTS)
     for _ in range(20):
         run(aten._local_scalar_dense.default, run(aten.any.default, run(aten.gt.Scalar, large, 0)))
         run.values.progressed()
     for _ in range(20):
-        assert run(aten._local_scalar_dense.default, run(aten.any.default, torch.ones(3))) is True
+        assert run(aten._local_scalar_dense.default, run(aten.any.default, few)) is True
     assert device.refusals == []
 
 
