@@ -361,10 +361,13 @@ def why_hold() -> str:
     """Why nothing may be switched now; empty if it may.
 
     A dispatch mode of the job's (CommDebugMode, a counter of flops) sees what PyTorch is asked to run: other
-    collectives, where ours take their place. So it sees the same in all of its steps.
+    collectives, where ours take their place. So it sees the same in all of its steps. What calls itself a part of the
+    machinery (emulated GPUs, fake tensors) is no mode of the job's.
     """
     count = getattr(torch._C, "_len_torch_dispatch_stack", int)  # without that private name nothing is held
-    return "a dispatch mode of the job's is active" if count() else ""
+    modes = [type(torch._C._get_dispatch_stack_at(place)) for place in range(count())]
+    is_held = not all(getattr(mode, "is_infra_mode", bool)() for mode in modes)
+    return "a dispatch mode of the job's is active" if is_held else ""
 
 
 def _why_alone(models: Sequence[DDP]) -> str:
