@@ -14,6 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -24,9 +25,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 
 from lagom_overlap.collective import CommConfig, ConfigTable
-from lagom_overlap.collective.sites import SiteSetting, table_of
+from lagom_overlap.collective.sites import cycles_for, table_of
 from lagom_overlap.engines.gloo_space import MIN_SLICE_BYTES
-from lagom_overlap.export.saved import read_saved
+from lagom_overlap.export.saved import SavedSettings, read_saved
 from lagom_overlap.online.adapters.fsdp2 import Fsdp2Adapter
 from lagom_overlap.online.routes.gloo import GlooRoute
 from lagom_overlap.record import describe_machine, package_versions
@@ -55,10 +56,10 @@ def arguments() -> argparse.Namespace:
 class Arms:
     """Puts the job under one arm after the other, between two steps of all ranks."""
 
-    def __init__(self, model: torch.nn.Module, settings: tuple[SiteSetting, ...]) -> None:
+    def __init__(self, model: torch.nn.Module, saved: SavedSettings) -> None:
         self._model = model
         self._route = GlooRoute(dist.PrefixStore("online-benchmark", _get_default_store()))
-        self._settings = settings
+        self._saved = saved
         self._detach: Callable[[], None] | None = None
         self._epoch = 0
 
@@ -76,18 +77,18 @@ class Arms:
         self._route.commit(self._epoch)
 
     def begin_step(self) -> None:
-        """Occurrences count from 0 again."""
+        """The next step begins."""
         self._route.begin_step(is_measured=False)
 
     def _table(self, arm: str) -> ConfigTable:
         if arm in ("stock", "native"):
             return ConfigTable({})
-        rows = table_of(self._settings, self._route.communicators())
+        names = self._route.communicators()
+        table = table_of(self._saved.settings, names, cycles=cycles_for(self._saved.cycles, names))
         if arm == "tuned":
-            return rows
-        return ConfigTable(
-            {key: CommConfig(num_channels=1, chunk_bytes=max(MIN_SLICE_BYTES, key.num_bytes)) for key, _ in rows}
-        )
+            return table
+        whole = {key: CommConfig(num_channels=1, chunk_bytes=max(MIN_SLICE_BYTES, key.num_bytes)) for key, _ in table}
+        return replace(table, rows=whole)
 
 
 def main() -> None:
@@ -103,7 +104,7 @@ def main() -> None:
         fully_shard(layer)
     fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
-    arms, data, count = Arms(model, saved.settings), text(), 0
+    arms, data, count = Arms(model, saved), text(), 0
     times: dict[str, list[float]] = {arm: [] for arm in ARMS}
     for number in range(args.rounds):
         order = list(ARMS)

@@ -27,7 +27,7 @@ from lagom_overlap.online.ranks.leader import Leader
 from lagom_overlap.online.ranks.member import Member
 from lagom_overlap.online.ranks.messages import SwitchState
 from lagom_overlap.online.ranks.tree import post_of
-from lagom_overlap.online.routes.base import CallRecord, StepRecord
+from lagom_overlap.online.routes.base import CallCount, CallRecord, StepRecord
 from lagom_overlap.tuners.base import Problems
 from lagom_overlap.tuners.fixed import Default
 from lagom_overlap.tuners.study import Study
@@ -154,6 +154,13 @@ class Layers:
     def is_exact(self, key: ConfigKey) -> bool:
         """Always."""
         return True
+
+    def counts(self) -> dict[CommunicatorId, CallCount]:
+        """All ranks stand alike."""
+        return {name: CallCount(f"{name.description}{name.ranks[0]}", 0) for name in self.communicators()}
+
+    def settle(self) -> None:
+        """Nothing."""
 
     def prepare(self, table: ConfigTable, epoch: int) -> None:
         """Nothing."""
