@@ -90,6 +90,25 @@ def test_a_call_that_a_cuda_graph_captures_stays_on_the_jobs_own_group(world, mo
     assert route.group_for(CollectiveKind.ALL_GATHER, 8 * MIB, world) is not world
 
 
+def test_a_lease_holds_to_its_last_call_after_closing_and_a_failure_then_is_not_the_jobs(world, capfd):
+    """The other ranks may make these calls under it; taking our hands off happens within the job's own call."""
+    route = SiblingRoute("fake", None, lambda group, limits: distributed.new_group([0, 1]))
+    (name,) = route.communicators()
+    key = ConfigKey(communicator=name, kind=CollectiveKind.ALL_GATHER, num_bytes=8 * MIB)
+    table = ConfigTable({key: CommConfig(num_channels=2)}, cycles={name: (key,)}, lease_steps=2)
+    route.prepare(table, 1)
+    route.commit(1)
+
+    def undo():
+        raise RuntimeError("somebody wrapped it")
+
+    route.on_close(undo)
+    route.close()
+    chosen = [route.group_for(CollectiveKind.ALL_GATHER, 8 * MIB, world) for _ in range(3)]
+    assert [group is world for group in chosen] == [False, False, True]
+    assert "somebody wrapped it" in capfd.readouterr().err
+
+
 def test_siblings_are_made_on_the_jobs_device_from_whatever_thread(world, monkeypatch):
     """Settings are prepared in a thread of their own, whose current device is GPU 0."""
     current, used, opened = [0], [], []

@@ -40,6 +40,7 @@ from lagom_overlap.engines.gloo_group import PrefixStore, Store, device_like
 from lagom_overlap.engines.gloo_space import check_config, gloo_space
 from lagom_overlap.errors import BackendError
 from lagom_overlap.online.device import backend_of
+from lagom_overlap.online.guest import safely
 from lagom_overlap.online.routes.base import (
     LEAST_BYTES,
     CallCount,
@@ -236,9 +237,9 @@ class GlooRoute:
             self._table = NOTHING
         if self.is_off:
             while self._on_close:
-                self._on_close.pop()()
-            self._apply()
-            self._close_channels()
+                safely(self._on_close.pop())  # this may be within a call of the job
+            safely(self._apply)
+            safely(self._close_channels)
 
     def call(
         self,

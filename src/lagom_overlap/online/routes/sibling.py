@@ -35,6 +35,7 @@ from lagom_overlap.collective import (
 )
 from lagom_overlap.errors import BackendError, SpaceError
 from lagom_overlap.online.device import backend_of, job_device
+from lagom_overlap.online.guest import safely
 from lagom_overlap.online.routes.base import LEAST_BYTES, CallCount, CallCounts, StepRecord, TableInForce
 from lagom_overlap.online.routes.plugin_events import StepTimer, step_record
 
@@ -217,7 +218,7 @@ class SiblingRoute:
             self._table = NOTHING
         if self._is_closed and len(self._table) == 0:
             while self._on_close:
-                self._on_close.pop()()
+                safely(self._on_close.pop())  # this may be within a call of the job
 
     def group_for(self, kind: CollectiveKind, num_bytes: int, group: dist.ProcessGroup | None) -> dist.ProcessGroup:
         """The process group to issue the next call of this kind and size on: the job's own, or its sibling."""
