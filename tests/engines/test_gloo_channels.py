@@ -69,13 +69,13 @@ def test_channels_that_nothing_needs_any_more_leave_no_descriptor_and_no_thread(
     assert is_more(many, one)
     ranks(lambda engine: engine.apply(table(1), 3))
     assert is_more(opened(), one)  # another rank's calls may be in flight
-    ranks(lambda engine: engine.close_channels())
+    ranks(lambda engine: engine.close_channels(table(1)))
     assert not is_more(opened(), one)
     assert ranks(summed) == [[3.0]] * 2
     ranks(lambda engine: engine.apply(table(0), 4))
-    ranks(lambda engine: engine.close_channels())
+    ranks(lambda engine: engine.close_channels(table(0)))
     assert is_more(one, opened())
-    ranks(lambda engine: engine.close_channels())
+    ranks(lambda engine: engine.close_channels(table(0)))
 
 
 def test_channels_are_opened_anew_after_they_were_closed(ranks):
@@ -83,4 +83,4 @@ def test_channels_are_opened_anew_after_they_were_closed(ranks):
         ranks(lambda engine, epoch=epoch: engine.apply(table(3), epoch))
         assert ranks(summed) == [[3.0]] * 2
         ranks(lambda engine, epoch=epoch: engine.apply(table(0), epoch + 1))
-        ranks(lambda engine: engine.close_channels())
+        ranks(lambda engine: engine.close_channels(table(0)))

@@ -11,11 +11,11 @@ from own_rings import flushed, read_record, record_ring
 
 from lagom_overlap import nccl_plugin
 from lagom_overlap.collective import Algorithm, CollectiveKind, CommConfig, Protocol
+from lagom_overlap.collective.size_class import LEAST_BYTES
 from lagom_overlap.errors import TableError
 from lagom_overlap.nccl_plugin.fake_host import RELEASES, WITH_CHUNKS, HostCall, HostMode
 from lagom_overlap.nccl_plugin.record_log import Flag
 from lagom_overlap.online.events import rank_of
-from lagom_overlap.online.routes.base import LEAST_BYTES
 
 MIB = 1 << 20
 AR, AG, RS = CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER

@@ -5,7 +5,8 @@ from math import sqrt
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lagom_overlap.nccl_plugin.size_ranges import LEAST_BYTES, size_ranges
+from lagom_overlap.collective.size_class import LEAST_BYTES
+from lagom_overlap.nccl_plugin.size_ranges import size_ranges
 
 MIB = 1 << 20
 sizes = st.integers(1, 1 << 48)

@@ -28,7 +28,7 @@ from lagom_overlap.online.options import OnlineOptions
 from lagom_overlap.online.ranks.exchange import Exchange
 from lagom_overlap.online.ranks.leader import Leader, StudyFactory
 from lagom_overlap.online.ranks.member import Member
-from lagom_overlap.online.routes.base import CallCount, CallRecord, StepRecord, TableInForce
+from lagom_overlap.online.routes.base import CallCount, CallRecord, StepRecord, TableCursor
 from lagom_overlap.tuners.guard import Guarded
 from lagom_overlap.tuners.lagom import Lagom
 from lagom_overlap.tuners.study import Study
@@ -161,7 +161,7 @@ class SimulatedRoute:
         self.fails_at = fails_at
         self.table = ConfigTable({})
         self.prepared: ConfigTable | None = None
-        self.in_force = TableInForce(self.table, self.communicator)
+        self.in_force = TableCursor(self.table, self.communicator)
         self.before = (0, self.table, self.in_force)
         self.num_calls = 0
         self.epochs: list[int] = []
@@ -187,7 +187,7 @@ class SimulatedRoute:
     def commit(self, epoch: int) -> None:
         assert self.prepared is not None
         self.before, self.table, self.prepared = (epoch, self.table, self.in_force), self.prepared, None
-        self.in_force = TableInForce(self.table, self.communicator)
+        self.in_force = TableCursor(self.table, self.communicator)
         self.epochs.append(epoch)
 
     def take_back(self, epoch: int) -> None:
@@ -195,7 +195,7 @@ class SimulatedRoute:
             _, self.table, self.in_force = self.before
 
     def counts(self) -> dict[CommunicatorId, CallCount]:
-        return {self.communicator: CallCount("all", self.num_calls)}
+        return {self.communicator: CallCount("all", self.num_calls, len(self.communicator.ranks))}
 
     def settle(self) -> None:
         pass
@@ -217,7 +217,7 @@ class SimulatedRoute:
         self.is_closed = True
         if self.table.lease_steps is None:
             self.table = ConfigTable({})
-            self.in_force = TableInForce(self.table, self.communicator)
+            self.in_force = TableCursor(self.table, self.communicator)
 
     def call(self, key: ConfigKey) -> CommConfig:
         """A call of the job: checked against those that the other ranks make at its place in the sequence."""

@@ -4,10 +4,14 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
 from torch.distributed import HashStore
 
 from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigKey, ConfigTable
+from lagom_overlap.engines.gloo_engine import GlooEngine
 from lagom_overlap.errors import BackendError
+from lagom_overlap.online.routes import gloo
+from lagom_overlap.online.routes.base import StepKeys, TableCursor
 from lagom_overlap.online.routes.gloo import GlooRoute
 
 pytestmark = pytest.mark.torch
@@ -36,3 +40,38 @@ def test_a_commit_that_is_taken_back_leaves_what_was_in_force_before() -> None:
     assert route.is_active
     with pytest.raises(BackendError, match="epoch 2 was not prepared"):
         route.commit(2)
+
+
+def test_a_call_that_raises_was_never_issued() -> None:
+    """One rank alone may make a mistake, catch the error and call again: the others have made one call."""
+    name, tensor = KEY.communicator, torch.zeros(1 << 19)
+    route = GlooRoute(HashStore())
+    leased = ConfigTable({KEY: CommConfig()}, cycles={name: (KEY,)}, lease_steps=1)
+    engine = GlooEngine(HashStore(), rank=0, num_ranks=2, make_device=lambda _: None)
+    known = gloo._Group(None, name, engine, StepKeys(name), TableCursor(leased, name))
+    route._eligible = lambda *_: known
+    route._groups["0"], route._table = known, leased
+    half = tensor[: 1 << 18][: 1 << 17]
+
+    def fails() -> None:
+        raise ValueError("a mistake of the job's")
+
+    arguments = (CollectiveKind.ALL_GATHER, tensor[: 1 << 18], half)
+
+    def noted(native) -> None:
+        with route.noted(*arguments, None):
+            native()
+
+    for call in (lambda: route.call(*arguments, None, fails), lambda: noted(fails)):
+        with pytest.raises(ValueError, match="a mistake of the job's"):
+            call()
+        assert (known.num_calls, known.cursor.is_over) == (0, False)
+    noted(lambda: None)
+    assert (known.num_calls, known.cursor.is_over) == (1, True)
+
+
+def test_a_closed_route_opens_nothing_any_more() -> None:
+    route = GlooRoute(HashStore())
+    route.close()
+    with pytest.raises(BackendError, match="closed"):
+        route.prepare(SET, 1)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from c_build import build_libraries
-from plugin_job import STEP, Job, tuned
+from plugin_job import STEP, Job, stands_for, tuned
 
 from lagom_overlap.backends.fake_nccl import Rehearsal, communicator_of
 from lagom_overlap.collective import (
@@ -20,7 +20,7 @@ from lagom_overlap.collective import (
 )
 from lagom_overlap.collective.sites import cycles_of
 from lagom_overlap.cost import ContentionModel, load_profile
-from lagom_overlap.errors import TableError
+from lagom_overlap.errors import BackendError, TableError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.nccl_plugin import encode_table
 from lagom_overlap.nccl_plugin.capability import BoxMaps, CapabilityMap, Knobs, MapKey, MapRow, Outcome
@@ -190,6 +190,18 @@ def test_calls_are_counted_by_what_all_ranks_call_the_communicator(start, releas
     route.begin_step(is_measured=False)
     job.rehearsal.run(CommOp(name="small", collective=Collective(AR, 256 * KIB, 8), communicator="fsdp"))
     assert route.counts()[name].num_calls == 6
+
+
+def test_a_communicator_that_the_record_has_lost_is_found_before_anything_is_set(start):
+    job, route = start()
+    keys = [call.key for call in measured_step(job, route).calls]
+    known = route._known
+    route._known = {}
+    with pytest.raises(BackendError, match="does not tell of 1 communicators"):
+        route.prepare(table_of(keys, {0: 3}), 1)
+    route._known = {comm_id: replace(one, creation_order=1) for comm_id, one in known.items()}
+    with pytest.raises(BackendError, match="does not tell of 1 communicators"):
+        route.prepare(table_of(keys, {0: 3}), 1)
 
 
 def test_a_commit_without_its_prepare_is_refused(start):
@@ -422,6 +434,7 @@ def test_two_ranks_with_plug_ins_of_their_own_run_every_step_alike(start):
 
     def run(rank):
         job, route = jobs[rank]
+        stands_for(route, 8)  # each plays a communicator of its own
         leader = Leader(options, make_study, num_ranks=2, route_name=route.name) if rank == 0 else None
         member = Member(Exchange(store, rank=rank, num_ranks=2, timeout_s=20.0), route, leader=leader)
         ran = []

@@ -15,7 +15,7 @@ from lagom_overlap.collective import ConfigTable
 from lagom_overlap.collective.sites import SiteSetting
 from lagom_overlap.export.saved import SavedSettings, read_saved
 from lagom_overlap.online.ranks.messages import SwitchState
-from lagom_overlap.online.routes.base import TableInForce
+from lagom_overlap.online.routes.base import TableCursor
 from lagom_overlap.online.tuner import OnlineTuner
 
 pytestmark = pytest.mark.torch
@@ -34,7 +34,7 @@ def drifting(*, is_deaf: bool = False, started: tuple[SiteSetting, ...] = ()) ->
             route.alone_s = 0.065 if is_late else 0.05
             in_force = route.in_force
             if is_late and is_deaf:
-                route.in_force = TableInForce(ConfigTable({}), route.communicator)
+                route.in_force = TableCursor(ConfigTable({}), route.communicator)
             record = original()
             route.in_force = in_force
             return record

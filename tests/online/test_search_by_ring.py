@@ -7,12 +7,12 @@ from plugin_job import Job, tuned
 
 from lagom_overlap.backends.fake_nccl import Rehearsal
 from lagom_overlap.collective import Collective, CollectiveKind
+from lagom_overlap.collective.size_class import LEAST_BYTES
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.nccl_plugin import ProfiledCollective
 from lagom_overlap.nccl_plugin.profile_log import ProfileFlag
 from lagom_overlap.online.ranks.messages import SwitchState
-from lagom_overlap.online.routes.base import LEAST_BYTES
 from lagom_overlap.online.routes.connections import Connections
 from lagom_overlap.online.routes.plugin import PluginRoute
 from lagom_overlap.online.routes.plugin_events import step_length_s, timed_calls

@@ -33,7 +33,7 @@ from lagom_overlap.online.ranks.exchange import Exchange
 from lagom_overlap.online.ranks.in_force import InForce
 from lagom_overlap.online.ranks.member import Member
 from lagom_overlap.online.ranks.messages import KEPT, Report, SwitchState, WindowPlan
-from lagom_overlap.online.routes.base import CallCount, TableInForce
+from lagom_overlap.online.routes.base import CallCount, TableCursor
 
 NUM_RANKS = 3
 LOST, TIMEOUT, REFUSED, BROKEN = "lost", "timeout", "refused", "broken"
@@ -159,7 +159,7 @@ class Player:
         self.is_lost = False
         self.asked: Question | None = None
         self.prepared = ConfigTable({})
-        self.in_force = TableInForce(self.prepared, EVERYONE)
+        self.in_force = TableCursor(self.prepared, EVERYONE)
         self.is_leased = False
         self.before = (0, (self.in_force, False))
         self.called: list[str] = []
@@ -224,7 +224,7 @@ class Player:
         return (EVERYONE,)
 
     def counts(self) -> dict[CommunicatorId, CallCount]:
-        return {EVERYONE: CallCount("all", len(self.called))}
+        return {EVERYONE: CallCount("all", len(self.called), NUM_RANKS)}
 
     def prepare(self, table: ConfigTable, _epoch: int) -> None:
         if self.ask("prepare") == REFUSED:
@@ -235,7 +235,7 @@ class Player:
         """It breaks after the switch, which is worse than before it."""
         is_broken = self.ask("commit") == BROKEN
         self.before = (epoch, (self.in_force, self.is_leased))
-        self.in_force, self.is_leased = TableInForce(self.prepared, EVERYONE), self.prepared.lease_steps is not None
+        self.in_force, self.is_leased = TableCursor(self.prepared, EVERYONE), self.prepared.lease_steps is not None
         if is_broken:
             raise RuntimeError("a bug of ours")
 
@@ -251,7 +251,7 @@ class Player:
 
     def close(self) -> None:
         if not self.is_leased:
-            self.in_force = TableInForce(ConfigTable({}), EVERYONE)
+            self.in_force = TableCursor(ConfigTable({}), EVERYONE)
 
     def call(self) -> None:
         """The next collective of the job."""
@@ -410,6 +410,8 @@ def is_alone(asks: Question, state: State) -> bool:
     """Whether the answer, now that there is one, will stay the same, and makes no difference to what others hear."""
     if asks[0] == "compare_set":
         return (asks[1], asks[2]) in state.store
+    if asks[0] == "add" and asks[1].endswith("#"):  # whoever is first at a place counts those who have come there
+        return True
     if asks[0] == "add" and asks[1].startswith("come/"):
         # Who comes last to the first of three equal rounds is left open in the two others.
         return dict(state.store).get(asks[1], 0) + 1 < NUM_RANKS
@@ -444,8 +446,8 @@ def answered(  # noqa: PLR0912 - one case for each question
             yield written.get(key, value), frozenset(({key: value} | written).items())
         case ("add", key, amount):
             total = written.get(key, 0) + amount
-            # A rank asks only whether it is the last one.
-            yield total if total == NUM_RANKS else 1, frozenset((written | {key: total}).items())
+            # A rank asks only whether it is the last one, of those at a place also whether it is the first.
+            yield total if total == NUM_RANKS or key.endswith("#") else 1, frozenset((written | {key: total}).items())
         case ("delete_key", _):  # of a window that all have left: what is read later all the same would be found
             yield True, state.store
         case _:
@@ -558,7 +560,7 @@ def wherever_it_stands(self: InForce, *_: Any) -> str:
 
 
 def at_once(self: Player) -> None:
-    self.in_force = TableInForce(ConfigTable({}), EVERYONE)
+    self.in_force = TableCursor(ConfigTable({}), EVERYONE)
 
 
 @pytest.mark.parametrize(

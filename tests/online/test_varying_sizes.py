@@ -3,10 +3,10 @@
 import pytest
 from job_of_threads import Job, Meeting, SimulatedRoute, comm_s
 
-from lagom_overlap.collective import CollectiveKind, ConfigKey
+from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.online.options import OnlineOptions
 from lagom_overlap.online.ranks.messages import SwitchState
-from lagom_overlap.online.routes.base import CallCounts, CallRecord, StepRecord
+from lagom_overlap.online.routes.base import CallRecord, StepKeys, StepRecord, by_class
 
 MIB = 1 << 20
 AG, RS = CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER
@@ -20,10 +20,10 @@ class VaryingRoute(SimulatedRoute):
 
     def run(self) -> StepRecord:
         self.step += 1
-        counts, now, calls = CallCounts(self.communicator), 0.0, []
+        keys, now, calls = StepKeys(self.communicator), 0.0, []
         for kind in (AG, RS):
             size = self.size_of(self.step, kind)
-            key = counts.next_key(kind, size)
+            key = keys.next_key(kind, size)
             config = self.call(key)
             joined = now + self.alone_s
             ended = now + comm_s(kind, size, config)
@@ -105,7 +105,10 @@ def test_ranks_of_a_communicator_keep_one_setting_when_a_rank_falls_out() -> Non
 
 
 def test_a_key_of_a_class_counts_all_of_its_sizes() -> None:
-    counts = CallCounts(VaryingRoute(0, 2).communicator)
-    keys: list[ConfigKey] = [counts.next_key(AG, size * MIB, 1) for size in (9, 15, 16, 8)]
-    assert [(key.num_bytes // MIB, key.occurrence) for key in keys] == [(8, 0), (8, 1), (16, 0), (8, 2)]
-    assert counts.next_key(AG, 9 * MIB).occurrence == 0  # its own size is counted apart
+    communicator = VaryingRoute(0, 2).communicator
+    named = StepKeys(communicator)
+    own = [named.next_key(AG, size * MIB) for size in (9, 15, 16, 9)]
+    assert [(key.num_bytes // MIB, key.occurrence) for key in own] == [(9, 0), (15, 0), (16, 0), (9, 1)]
+    record = StepRecord(duration_s=1, calls=tuple(CallRecord(key=k, issued_s=0, begun_s=0, ended_s=0) for k in own))
+    by_octave = [call.key for call in by_class(record, 1).calls]
+    assert [(key.num_bytes // MIB, key.occurrence) for key in by_octave] == [(8, 0), (8, 1), (16, 0), (8, 2)]

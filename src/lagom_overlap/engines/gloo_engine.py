@@ -82,9 +82,8 @@ class GlooEngine:
     """Implements `Engine`; the default process group must be open (it runs the untouched calls).
 
     `store` and `make_device`, which gets the channel's number, serve to open channels, which happens in `apply`, when a
-    table first needs them. The timeouts are those of `open_group`. `keeps_plans` False: buffers are new in every call,
-    so no call keeps them alive. `sums_as_native`: a sliced reduce-scatter gives the very bits of the native call, for
-    the price of one copy.
+    table first needs them. The timeouts are those of `open_group`. `sums_as_native`: a sliced reduce-scatter gives the
+    very bits of the native call, for the price of one copy.
     """
 
     store: Store
@@ -93,7 +92,6 @@ class GlooEngine:
     make_device: Callable[[int], Device]
     meeting_timeout: timedelta = NEVER
     call_timeout: timedelta = NEVER
-    keeps_plans: bool = True
     sums_as_native: bool = False
     _channels: list[GlooGroup] = field(default_factory=list)
     _num_opened: int = 0
@@ -136,13 +134,13 @@ class GlooEngine:
             )
             self._channels.append(channel)
 
-    def close_channels(self) -> None:
-        """Closes the channels that the table in force does not need, and with them their threads and connections.
+    def close_channels(self, table: ConfigTable) -> None:
+        """Closes the channels that the table does not need, and with them their threads and connections.
 
-        No call may be in flight. Every rank calls it under the same table, and before it opens others: ranks that have
+        No call may be in flight. Every rank calls it with the same table, and before it opens others: ranks that have
         different channels open would wait for each other in vain.
         """
-        if len(self._channels) > (needed := _num_channels(self._table)):
+        if len(self._channels) > (needed := _num_channels(table)):
             self._plans.clear()  # they hold channels
             del self._channels[needed:]
 
@@ -153,10 +151,18 @@ class GlooEngine:
             return native_call(key.kind, buffers)
         plan = self._plans.get(key)
         if plan is None or plan.buffers is not buffers:
-            plan = _Plan(buffers, self._plan(key, config, buffers))
-            if self.keeps_plans:
-                self._plans[key] = plan
-        handles = (post() for post in plan.posts)
+            plan = self._plans[key] = _Plan(buffers, self._plan(key, config, buffers))
+        return self._posted(plan.posts)
+
+    def run(self, key: ConfigKey, config: CommConfig, buffers: Buffers) -> Handle:
+        """Starts a call under this setting, whatever table is in force; its channels are open (`open_channels`).
+
+        For buffers that are new in every call: nothing of it is kept.
+        """
+        return self._posted(self._plan(key, config, buffers))
+
+    def _posted(self, posts: tuple[Post, ...]) -> SlicesInFlight:
+        handles = (post() for post in posts)
         return SlicesInFlight(tuple(handle for handle in handles if handle is not None), tuple(self._channels))
 
     def _plan(self, key: ConfigKey, config: CommConfig, buffers: Buffers) -> tuple[Post, ...]:

@@ -2,23 +2,22 @@
 
 A size stands for its neighbours up to half an octave away, a factor of sqrt(2) either way; between two sizes that are
 known to be called, up to their geometric mean. Where both have the same settings, no gap is left between them: they
-were measured at both ends. Calls of less than `LEAST_BYTES` are left alone unless their very size was tuned.
+were measured at both ends. Calls of less than `LEAST_BYTES` are left alone unless their very size was tuned: what one
+size takes there tells nothing of another.
 """
 
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Mapping
 from itertools import pairwise
 from math import isqrt
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from lagom_overlap.collective import CollectiveKind, CommunicatorId
+from lagom_overlap.collective.size_class import LEAST_BYTES
 from lagom_overlap.nccl_plugin.table_layout import MAX_BYTES
-from lagom_overlap.units import MIB
 
 CallSite: TypeAlias = tuple[CommunicatorId, CollectiveKind, int]
 """A communicator, a kind and a size: the calls that occurrences number."""
-LEAST_BYTES: Final = MIB
-"""Smaller calls take tens of microseconds, the launch and not the channels: nothing that one size tells of another."""
 
 
 def size_ranges(settings: Mapping[int, Hashable], known: Collection[int] = ()) -> dict[int, tuple[int, int]]:

@@ -10,9 +10,9 @@ from typing import Final
 import numpy as np
 
 from lagom_overlap.collective import CollectiveKind, CommConfig
+from lagom_overlap.collective.size_class import LEAST_BYTES
 from lagom_overlap.errors import TableError
 from lagom_overlap.nccl_plugin import table_layout as layout
-from lagom_overlap.nccl_plugin.size_ranges import LEAST_BYTES
 from lagom_overlap.nccl_plugin.table_writer import table_checksum
 from lagom_overlap.record import read_regular
 

@@ -14,9 +14,10 @@ from typing import TypeAlias
 import numpy as np
 
 from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigKey, ConfigTable, class_range
+from lagom_overlap.collective.size_class import LEAST_BYTES
 from lagom_overlap.errors import TableError
 from lagom_overlap.nccl_plugin import table_layout as layout
-from lagom_overlap.nccl_plugin.size_ranges import LEAST_BYTES, CallSite, site_ranges
+from lagom_overlap.nccl_plugin.size_ranges import CallSite, site_ranges
 from lagom_overlap.record import write_private
 
 

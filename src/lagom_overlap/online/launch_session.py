@@ -1,7 +1,7 @@
 """One rank of a job that `lagom run` started: observing it, or tuning it, without a line of its code.
 
 The session begins when the job has its process group. What fails is said on stderr, and the job goes on without us; but
-a switch that all ranks agreed on and this one cannot make ends the job, whose collectives would hang.
+a rank that cannot do as the others do, or cannot know what they do, ends the job, whose collectives would hang.
 """
 
 import contextlib
@@ -108,7 +108,7 @@ class Rank:
         safely(lambda: self._session.on_model(model))
 
     def _guarded_step(self) -> None:
-        # The one error of ours that ends a job: all ranks agreed to switch, and this one then could not.
+        # The one error of ours that ends a job: this rank cannot do as the others, or cannot know what they do.
         safely(self._step, ends_the_job=BackendError)
 
     def _guarded_update(self) -> None:

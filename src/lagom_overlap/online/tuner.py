@@ -476,11 +476,8 @@ def _started(
 ) -> tuple[tuple[SiteSetting, ...], tuple[RoleCycle, ...], int]:
     """The settings in a file, a step's calls and how wide its classes of sizes are.
 
-    There are none, with a warning, if it is not of this job.
-
-    The job is then tuned as if without.
-
-    `is_exact`, if given, must hold of a site, or it is left alone.
+    Where the file is not of this job there are none, with a warning, and the job is tuned as if without it. `is_exact`,
+    if given, must hold of a site, or the site is left alone.
 
     Raises:
         BundleError: if there is no such file: a slip at the start of a job, which a search would only hide.

@@ -108,8 +108,8 @@ def _routed(route: GlooRoute, original: Original, function: _Function) -> Origin
         if call is None:
             return original(*args, **kwargs)
         if not route.takes(function.kind, call.target, call.source, call.group):
-            route.note(function.kind, call.target, call.source, call.group)
-            return original(*args, **kwargs)
+            with route.noted(function.kind, call.target, call.source, call.group):
+                return original(*args, **kwargs)
         bound = signature.bind(*args, **kwargs)
         bound.arguments["async_op"] = True
         work = route.call(

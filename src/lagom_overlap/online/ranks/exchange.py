@@ -9,9 +9,13 @@ words, however late one of them is, and nobody waits longer than the timeout. Th
     plan/<w>        what to do in window w: the leader's plan, or the last word of a rank
     report/<w>/<r>  what rank r, and those who report to it (`tree`), saw in window w
     at/<w>/<c>      where communicator c stands when window w begins, as the first of its ranks says (`stand_alike`)
-    alike/<w>       "yes" by the last rank that has come to window w and stands where the others stand, or a "no"
-    met/<w>         "yes" by the last rank that is ready for what window w changes, or somebody's "no"
-    go/<w>          the answer: "yes" by the last rank that has made the change, or somebody's "no"
+    at/<w>/<c>#     how many of its ranks have said so
+    come/<w>        how many ranks have come to window w and stand where the others stand
+    alike/<w>       "yes" by the last of them, or somebody's "no"
+    ready/<w>       how many ranks are ready for what window w changes
+    met/<w>         "yes" by the last of them, or somebody's "no"
+    sure/<w>        how many ranks have made the change
+    go/<w>          the answer: "yes" by the last of them, or somebody's "no"
     program/<f>     the step of fingerprint f, as the first rank saw it
     release         which release of this package the first rank runs
     journal/<r>     the journal that rank r found at its start
@@ -20,12 +24,12 @@ words, however late one of them is, and nobody waits longer than the timeout. Th
 What a rank says and hears in a window does not grow with the ranks: it reads the plan, and the reports of at most
 `MOST_CHILDREN` others, which it merges into one. What the store's own process holds and answers does grow with them.
 
-An agreement has two rounds, and between them each rank makes the change: no step runs meanwhile, and whoever cannot
-make it says "no" like one that is not ready, so all take it back (`in_force`). A rank that loses the store in the
-first, however long it waits there for slow ranks, has not given its last word, so the answer cannot become "yes". In
-the second all ranks have changed, so it takes as long as they need to say so: a few round trips. A rank that loses the
-store there cannot know the answer; it asks over new connections until the timeout, and then raises `InDoubt`: no
-protocol can spare the last messenger that (two generals).
+An agreement has three rounds: all have come, all are ready, all have made the change. No step runs meanwhile, and
+whoever cannot make the change says "no" like one that is not ready, so all take it back (`in_force`). A rank that loses
+the store before the last round, however long it waits for slow ranks, has not given its last word, so the answer cannot
+become "yes". In the last all ranks have changed, so it takes as long as they need to say so: a few round trips. A rank
+that loses the store there cannot know the answer; it asks over new connections until the timeout, and then raises
+`InDoubt`: no protocol can spare the last messenger that (two generals).
 
 Nobody waits out the timeout for a rank that will not come: who is gone, or has gone on, is known over connections
 between the ranks themselves (`Presence`), and a wait ends with its word.
@@ -40,6 +44,7 @@ its machine or the link to it is gone, counts as lost after the timeout. What a 
 from collections.abc import Callable, Mapping
 from concurrent.futures import wait
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from threading import Thread
@@ -97,6 +102,19 @@ class ReportMissing(BackendError):  # noqa: N818
 
 class InDoubt(BackendError):  # noqa: N818
     """Raised when a rank has given its last word for a change and cannot hear whether the others make it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where this process stands in the calls of a communicator, in words.
+
+    Of the communicator's `num_ranks` this process has `num_here`; `num_ranks` 0 where they cannot be counted, because
+    several communicators go by one name.
+    """
+
+    words: str
+    num_ranks: int = 0
+    num_here: int = 1
 
 
 class Exchange:
@@ -199,22 +217,34 @@ class Exchange:
                 raise ReportMissing(f"rank {', '.join(map(str, missing))} did not report: {why}")
         return [decode(data, Report) for data in self._ask(partial(self._store.multi_get, [*keys.values()]))]
 
-    def stand_alike(self, window: int, places: Mapping[str, str]) -> str:
+    def stand_alike(self, window: int, places: Mapping[str, Place]) -> str:
         """Empty once all ranks are here, those of each communicator at one place of its calls; else why they are not.
 
-        `places` says it in words by communicator. Each is written by the first of its ranks and compared by the others.
-        Until all have come nobody begins what needs the others, such as connecting to them.
+        `places` goes by communicator. Each place is written by the first of its ranks and compared by the others; the
+        first also sees to it that all of the communicator's ranks have a place in it. Until all have come nobody begins
+        what needs the others, such as connecting to them.
 
         Raises:
             StoreLost: if the store does not answer.
         """
+        to_count: dict[str, Place] = {}
         for name, place in places.items():
             key = f"at/{window}/{name}"
             self._placed.setdefault(window, []).append(key)
-            first = self._ask(partial(self._store.compare_set, key, "", place)).decode(errors="replace")
-            if first != place:
-                return f"rank {self.rank} stands at {place}, where another rank stands at {first}"
-        return self._all_come(f"come/{window}", f"alike/{window}", "for the others to come to a switch")
+            first = self._ask(partial(self._store.compare_set, key, "", place.words)).decode(errors="replace")
+            if first != place.words:
+                return f"rank {self.rank} stands at {place.words}, where another rank stands at {first}"
+            if place.num_ranks:
+                num_placed = self._ask(partial(self._store.add, f"{key}#", place.num_here))
+                if num_placed == place.num_here:
+                    to_count[f"{key}#"] = place
+        if why := self._all_come(f"come/{window}", f"alike/{window}", "for the others to come to a switch"):
+            return why
+        for key, place in to_count.items():
+            num_placed = self._ask(partial(self._store.add, key, 0))
+            if num_placed != place.num_ranks:
+                return f"{num_placed} of {place.num_ranks} ranks know of {place.words}"
+        return ""
 
     def get_ready(self, window: int, work: Callable[[], None]) -> str:
         """Does what this rank needs to be ready for what a window changes; its refusal, empty if it is ready.
@@ -272,7 +302,7 @@ class Exchange:
         self._refused(window, refusal)
 
     def _answer(self, window: int, refusal: str, change: Callable[[], None]) -> str:
-        """Both rounds."""
+        """The second round and the last."""
         refusal = refusal or self._meet(window)
         if refusal:
             return self._refused(window, refusal)
@@ -286,7 +316,7 @@ class Exchange:
         return self._said(self._ask(lambda: self._store.get(go)))
 
     def _meet(self, window: int) -> str:
-        """The first round: empty if all are ready."""
+        """The second round: empty if all are ready."""
         return self._all_come(f"ready/{window}", f"met/{window}", "for the others to be ready to switch")
 
     def _all_come(self, counter: str, answer: str, what_for: str) -> str:
@@ -298,7 +328,7 @@ class Exchange:
         return self._said(self._ask(lambda: self._store.get(answer)))
 
     def _refused(self, window: int, refusal: str) -> str:
-        """The answer, which is "no" unless it is out already; whoever is still in the first round hears of it."""
+        """The answer, which is "no" unless it is out already; whoever is still in an earlier round hears of it."""
         said = self._settle(f"go/{window}", f"no {refusal}")
         if said:
             self._settle(f"met/{window}", f"no {said}")
@@ -319,8 +349,9 @@ class Exchange:
                 sleep(ASK_AGAIN_S)
 
         asked = Thread(target=ask, name="lagom-in-doubt", daemon=True)  # a new connection may block for longer
-        asked.start()
-        asked.join(max(0.0, deadline - monotonic()))
+        with suppress(RuntimeError):  # no thread can be had: then there is no answer
+            asked.start()
+            asked.join(max(0.0, deadline - monotonic()))
         if answers:
             return answers[0]
         raise InDoubt(
@@ -362,6 +393,7 @@ class Exchange:
         """Removes what was agreed on a window that every rank has left behind."""
         for key in self._placed.pop(window, ()):
             self._ask(partial(self._store.delete_key, key))
+            self._ask(partial(self._store.delete_key, f"{key}#"))
         if self.rank == 0:
             for name in ("come", "alike", "ready", "met", "sure", "go"):
                 self._ask(partial(self._store.delete_key, f"{name}/{window}"))

@@ -6,8 +6,9 @@ they issue a call: how many calls it has had, and what this one is. Four rules:
 
 1. *A switch happens where all stand alike.* Before it, ranks compare how many calls each of their communicators has had
    and which calls its step is made of (`Exchange.stand_alike`); where any differ, nobody switches. They stand still
-   until all have switched, so the next call of a communicator is the first under the new settings, on all its ranks.
-2. *From there on a call's row follows from the communicator's calls since the switch* (`routes.base.TableInForce`).
+   until all have switched, so the next call of a communicator is the first under the new settings, on all its ranks. A
+   rank that finds a call made meanwhile, by another thread of the job, refuses the switch.
+2. *From there on a call's row follows from the communicator's calls since the switch* (`routes.base.TableCursor`).
 3. *Settings of a trial are a lease*: they hold for as many calls of a communicator as the steps of one window have, and
    then for none. Nobody has to be told, or to agree, that a trial is over. A further window under the same settings is
    a switch like any other.
@@ -25,26 +26,24 @@ nonsense. It takes a store that is lost within the last round trips of a switch,
 timeout.
 
 A switch that fails on one rank is a "no", too: each rank commits before its last word, between the same two calls, and
-takes the commit back where the answer is "no" (`Route.take_back`). Only a rank that cannot do even that, with settled
-settings before, ends the job.
+takes the commit back where the answer is "no" (`Route.take_back`). Only a rank that cannot do even that ends the job.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from typing import Final
 
 from msgspec import structs
 
-from lagom_overlap.collective import ConfigTable
+from lagom_overlap.collective import CommunicatorId, ConfigTable
 from lagom_overlap.collective.sites import NO_CYCLES, Cycles, RoleCycle, SiteSetting, cycles_for, table_of
 from lagom_overlap.errors import BackendError
-from lagom_overlap.online.ranks.exchange import Exchange, InDoubt, StoreLost
+from lagom_overlap.online.ranks.exchange import Exchange, InDoubt, Place, StoreLost
 from lagom_overlap.online.ranks.messages import KEPT, SETTLED, SwitchState, WindowPlan
-from lagom_overlap.online.routes.base import Route
+from lagom_overlap.online.routes.base import NOTHING, CallCount, Route
 
 _log = logging.getLogger(__name__)
-NOTHING: Final = ConfigTable({})
 
 
 class InForce:
@@ -60,6 +59,9 @@ class InForce:
         self._num_switches = 0
         self._agreed: list[int] = []
         self._saved_cycles: tuple[RoleCycle, ...] = ()
+        self._stood: Mapping[CommunicatorId, CallCount] = {}
+        """Where this rank stood when it last said so."""
+        self._interrupt: BaseException | None = None
         self.cycles: Cycles = NO_CYCLES
         self.settings: tuple[SiteSetting, ...] = ()
         self.size_octaves = 0
@@ -83,6 +85,8 @@ class InForce:
             refused = self._switch(structs.replace(plan, settings=self.settings))
         if refused:
             _log.info("no rank switches: %s", refused)
+            if self.is_settled:
+                self._route.settle()  # what was opened for the switch is closed again
             return self._last_word(plan.window, refused)
         if plan.state in SETTLED and not self.is_settled:
             self._route.settle()
@@ -92,6 +96,12 @@ class InForce:
     def alone(self, window: int, why: str) -> WindowPlan:
         """What a rank does from a window on that it cannot hear of."""
         return self._last_word(window, why)
+
+    def raise_interrupt(self) -> None:
+        """Raises what interrupted this rank within an agreement, once it has done as all others do."""
+        interrupt, self._interrupt = self._interrupt, None
+        if interrupt is not None:
+            raise interrupt
 
     def end(self, plan: WindowPlan) -> None:
         """After the last word: "off" leaves nothing set."""
@@ -143,16 +153,17 @@ class InForce:
         """Why this rank may not switch where it stands; empty if it may, as far as the others have come here yet."""
         self._route.communicators()  # groups that the job has made since are counted, too
         places = {}
-        for name, count in self._route.counts().items():
+        self._stood = self._route.counts()
+        for name, count in self._stood.items():
             keys = table.cycles.get(name, ())
             role = f"{name.description}#{name.creation_order}"
             step = sha256(f"{role} {[(str(key.kind), key.num_bytes) for key in keys]}".encode()).hexdigest()[:16]
-            places[count.wire] = f"{count.num_calls} calls on {role}, {len(keys)} in a step ({step})"
+            words = f"{count.num_calls} calls on {role}, {len(keys)} in a step ({step})"
+            places[count.wire] = Place(words, count.num_ranks, count.num_here)
         return self._exchange.stand_alike(window, places)
 
     def _agree(self, window: int, refusal: str = "", switch: WindowPlan | None = None) -> str:
         """The answer of all; an interrupt that comes meanwhile has to wait, for all others act on the answer."""
-        interrupt: BaseException | None = None
         self._agreed.append(window)
         try:
             refused = self._exchange.agree(window, refusal=refusal, change=lambda: self._commit(switch))
@@ -161,18 +172,19 @@ class InForce:
         except StoreLost:
             self._take_back(switch)
             raise
-        except Exception:
-            raise
+        except Exception as error:  # ours, after its own words about it failed, too
+            raise InDoubt(
+                f"rank {self._exchange.rank} failed within a switch of settings ({error}): it cannot know whether the "
+                "others switch; the job ends here, because its collectives could hang"
+            ) from error
         except BaseException as error:
-            interrupt = error
+            self._interrupt = error
             words = f"rank {self._exchange.rank} was interrupted by {type(error).__name__}"
             refused = self._asked_again(window, words)
         if refused:
             self._take_back(switch)
         elif switch is not None:
             self._epoch, self.settings, self.size_octaves = switch.epoch, switch.settings, switch.size_octaves
-        if interrupt is not None:
-            raise interrupt
         return refused
 
     def _asked_again(self, window: int, refusal: str) -> str:
@@ -187,20 +199,20 @@ class InForce:
     def _commit(self, plan: WindowPlan | None) -> None:
         if plan is not None:
             self._route.commit(self._num_switches)
+        counts = self._route.counts()
+        if any(counts.get(name) != count for name, count in self._stood.items()):
+            raise BackendError("another thread made calls while the ranks agreed")
 
     def _take_back(self, plan: WindowPlan | None) -> None:
         """What was in force before a switch is so again; nothing to do where this rank had not come so far.
 
         Raises:
-            BackendError: if that fails, and settled settings would have to be in force.
+            BackendError: if that fails.
         """
         try:
             if plan is not None:
                 self._route.take_back(self._num_switches)
         except Exception as error:
-            if not self.is_settled:  # the route is closed next, which cannot fail
-                _log.warning("could not go back to the settings before: %s", error)
-                return
             raise BackendError(
                 f"rank {self._exchange.rank} could not go back to the settings before a switch that failed ({error}); "
                 "the job ends here, because its collectives would hang"

@@ -51,10 +51,10 @@ class Adopted:
 class Member:
     """One rank; `leader` on rank 0 only. `is_exact_only` leaves alone what would change a reduction's order.
 
-    `why_stop` says, before this rank reports, why all are to go back to the untouched job, and is empty otherwise;
-    `why_not` says, before a step is measured, why it must not be (another profiler runs), and is empty otherwise;
-    `why_hold` says in a step why nothing may be switched now, `why_alone` before one why this rank must not wait for
-    others any more (they may make fewer steps), and each is empty otherwise;
+    Four questions, each answered by a reason or by nothing: `why_stop`, before this rank reports, why all are to go
+    back to the untouched job; `why_not`, before a step is measured, why it must not be (another profiler runs);
+    `why_hold`, in a step, why nothing may be switched now; `why_alone`, before a step, why this rank must not wait for
+    others any more (they may make fewer steps). One that fails is a wish to stop.
     `presence` says who need not be waited for; None: only time does;
     `clock` counts what steps and agreement cost; `steps` times the steps that verdicts rest on, by the host's clock if
     not given.
@@ -96,7 +96,7 @@ class Member:
         self._step_began = 0.0
         self._is_measuring = False
         self._is_cut_off = False
-        self._num_windows = 0
+        self._num_windows = self._num_entered = 0
         self._is_over = False
         self._is_closed = False
         self._adopted: Adopted | None = None
@@ -153,15 +153,15 @@ class Member:
         if self._is_cut_off:
             self._is_cut_off = False
             self._guarded(self._end_measured)
-        if not (self._is_over or self._lost) and (why := self._why_alone()):
+        if not (self._is_over or self._lost) and (why := self._asked(self._why_alone)):
             self.leave(why)
             self._lost = why
-        if not self._is_over and self._window.step == 0:
+        if not self._is_over and self._num_entered == self._num_windows:
             self._timed(self._enter)
         window = self._window
         self._is_measuring = not (self._is_over or self._lost) and window.plan.measures(window.step)
         if self._is_measuring:
-            window.void = window.void or self._why_not()
+            window.void = window.void or self._asked(self._why_not)
             self._is_measuring = not window.void
         try:
             if self._is_measuring:
@@ -195,7 +195,7 @@ class Member:
         if self._is_measuring:
             self._guarded(self._steps.wait)
         window, totals = self._window, self._totals
-        window.hold = window.hold or self._why_hold()
+        window.hold = window.hold or self._asked(self._why_hold)
         totals.stepped_s += self._clock() - self._step_began
         totals.num_steps += 1
         if self._is_measuring:
@@ -207,16 +207,15 @@ class Member:
     def leave(self, reason: str) -> None:
         """Tells the others not to wait for this rank; never waits itself.
 
-        What is settled stays; a trial stays set here until the window ends, as it does on the others: a rank that goes
-        on making steps takes its settings back at the same step as they do.
+        What is settled stays; a trial ends with its lease, at the same call here as on the others.
         """
         if self._is_over or self._lost:
             return
         window, words = self._window.plan.window, f"rank {self._exchange.rank}: {reason}"
         try:
             next_ = self._exchange.miss(window + 1, words, keeps=self._in_force.is_settled)
+            self._exchange.refuse(window + 1, words)  # "off" is a change, too, where settings are settled
             if not next_.is_last:  # it was out already; the one after it is not, because it needs this rank's report
-                self._exchange.refuse(window + 1, words)
                 self._exchange.miss(window + 2, words, keeps=next_.state is SwitchState.WATCH)
         except Exception as error:  # the store's, or ours: nobody is left to tell
             _log.debug("could not tell the others: %s", error)
@@ -280,8 +279,11 @@ class Member:
         try:
             with self._waiting(2 * number):
                 self._window = Window(self._next_plan(number))
+            self._num_entered = number + 1
         except BackendError:
             self._is_over = True
+            if self._presence is not None:
+                self._presence.leave()
             raise
         plan = self._window.plan
         if plan.is_adopted:
@@ -294,6 +296,7 @@ class Member:
             self._journal.write(plan.journal, is_new=plan.journal_is_new)
         if number >= 2 and not plan.is_last:
             self._reaching(lambda: self._forget(number - 2))
+        self._in_force.raise_interrupt()
 
     def _next_plan(self, number: int) -> WindowPlan:
         """What all ranks do in a window, or this one alone if it cannot hear of it."""
@@ -362,7 +365,7 @@ class Member:
             self._window.void = self._window.void or "the step could not be timed"
 
     def _report(self) -> None:
-        if why := self._why_stop():
+        if why := self._asked(self._why_stop):
             self.stop(why)
         self._guarded(self._time_steps)
         self._window.own = self._observer.report(self._window, self._totals, self._stop)
@@ -388,7 +391,8 @@ class Member:
         if self._presence is None:
             yield
             return
-        self._presence.wait_at(boundary, calls_so_far(self._route))
+        presence = self._presence
+        self._guarded(lambda: presence.wait_at(boundary, calls_so_far(self._route)))
         try:
             yield
         finally:
@@ -450,6 +454,14 @@ class Member:
             work()
         except Exception as error:
             self._failed(error)
+
+    def _asked(self, why: Callable[[], str]) -> str:
+        """The answer to one of the four questions."""
+        try:
+            return why()
+        except Exception as error:
+            self._failed(error)
+            return ""
 
     def _failed(self, error: Exception) -> None:
         _log.exception("online tuning failed on rank %d", self._exchange.rank)

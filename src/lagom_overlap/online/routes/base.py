@@ -9,8 +9,7 @@ A route lives in every rank's process. The tuner drives all routes of a job in l
                                                                                between two steps, to switch
 
 Everything that can fail (opening channels, writing a table, a full disk) belongs into `prepare`: if it raises on one
-rank, no rank commits. `commit` only flips to what was prepared; a commit that raises ends the job, because its
-collectives would hang.
+rank, no rank commits. `commit` only flips to what was prepared; where it raises all the same, all ranks take it back.
 
 Times are seconds since the step's begin on this rank. A collective on a device is timed by a profiler, on the CPU by
 the engine's timers; either way the record has the same meaning. Needs no torch.
@@ -32,10 +31,8 @@ from lagom_overlap.collective import (
     ConfigTable,
     class_bytes,
 )
-from lagom_overlap.units import MIB
 
-LEAST_BYTES: Final = MIB
-"""Smaller calls hardly contend, and on gloo they are one slice: they are left alone."""
+NOTHING: Final = ConfigTable({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,15 +87,18 @@ class StepRecord:
 class CallCount:
     """How many calls of `LEAST_BYTES` and more a rank has issued on a communicator.
 
-    All ranks of the communicator, and no others in this run, call it `wire`.
+    All ranks of the communicator call it `wire`. `num_ranks` is how many they are, of which this process has
+    `num_here`; 0 where the name may stand for several communicators, so that its ranks cannot be counted.
     """
 
     wire: str
     num_calls: int
+    num_ranks: int = 0
+    num_here: int = 1
 
 
-class TableInForce:
-    """A table as the calls of one communicator go through it: nothing else tells which row a call has.
+class TableCursor:
+    """How far the calls of one communicator have come in a table: nothing else tells which row a call has.
 
     Every rank of the communicator issues the same calls on it in the same order, so all find the same rows, and the end
     of a lease at the same call, however each counts its steps.
@@ -115,6 +115,15 @@ class TableInForce:
         """Whether no call to come can have a row."""
         return self._num_left == 0 or len(self._table) == 0
 
+    @property
+    def standing(self) -> tuple[int | None, int]:
+        """For `go_back`."""
+        return self._num_left, self._cycle.place
+
+    def go_back(self, standing: tuple[int | None, int]) -> None:
+        """The calls since it stood there were never issued."""
+        self._num_left, self._cycle.place = standing
+
     def next_row(self, kind: CollectiveKind, num_bytes: int) -> tuple[ConfigKey, CommConfig] | None:
         """The row of the communicator's next call of `LEAST_BYTES` and more; None: it is left alone."""
         if self._num_left is not None:
@@ -126,19 +135,18 @@ class TableInForce:
         return None if key is None or config is None else (key, config)
 
 
-class CallCounts:
-    """Numbers the calls of a measured step on one communicator, by their sizes; nothing is decided by it."""
+class StepKeys:
+    """Names the calls of a measured step on one communicator; nothing is decided by it."""
 
     def __init__(self, communicator: CommunicatorId) -> None:
         self._communicator: Final = communicator
-        self._counts: Counter[tuple[CollectiveKind, int, int]] = Counter()
+        self._counts: Counter[tuple[CollectiveKind, int]] = Counter()
 
-    def next_key(self, kind: CollectiveKind, num_bytes: int, octaves: int = 0) -> ConfigKey:
-        """The key of the next call of this size; with octaves, that of its class."""
-        size = class_bytes(num_bytes, octaves)
-        occurrence = self._counts[kind, size, octaves]
-        self._counts[kind, size, octaves] += 1
-        return ConfigKey(communicator=self._communicator, kind=kind, num_bytes=size, occurrence=occurrence)
+    def next_key(self, kind: CollectiveKind, num_bytes: int) -> ConfigKey:
+        """The key of the next call of this size."""
+        occurrence = self._counts[kind, num_bytes]
+        self._counts[kind, num_bytes] += 1
+        return ConfigKey(communicator=self._communicator, kind=kind, num_bytes=num_bytes, occurrence=occurrence)
 
     def clear(self) -> None:
         """A step begins."""
@@ -149,12 +157,12 @@ def by_class(record: StepRecord, octaves: int) -> StepRecord:
     """The step with classes in place of its calls' sizes."""
     if octaves == 0:
         return record
-    counts: dict[CommunicatorId, CallCounts] = {}
+    keys: dict[CommunicatorId, StepKeys] = {}
     calls = []
     for call in record.calls:
         name = call.key.communicator
-        counted = counts.setdefault(name, CallCounts(name))
-        calls.append(replace(call, key=counted.next_key(call.key.kind, call.key.num_bytes, octaves)))
+        size = class_bytes(call.key.num_bytes, octaves)
+        calls.append(replace(call, key=keys.setdefault(name, StepKeys(name)).next_key(call.key.kind, size)))
     return replace(record, calls=tuple(calls))
 
 
@@ -183,7 +191,7 @@ class Route(Protocol):
     def prepare(self, table: ConfigTable, epoch: int) -> None:
         """Makes ready to switch to the table; nothing changes yet. A call without a row is left untouched.
 
-        A call's row is found by the table's cycles (`TableInForce`), which begin with the switch, and only within its
+        A call's row is found by the table's cycles (`TableCursor`), which begin with the switch, and only within its
         lease. Where the table's sizes are classes (`ConfigTable.size_octaves`), calls are looked up by class; what
         `end_step` records has the calls' own sizes all the same.
         `epoch` grows with every switch; a prepared table that is not committed is dropped by the next `prepare`.

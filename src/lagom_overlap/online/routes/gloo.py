@@ -12,9 +12,10 @@ Results are those of the native calls bit by bit, but for an all-reduce over mor
 in another order (`is_exact`).
 """
 
+import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -34,6 +35,7 @@ from lagom_overlap.collective import (
     ConfigSpace,
     ConfigTable,
 )
+from lagom_overlap.collective.size_class import LEAST_BYTES
 from lagom_overlap.engines.base import Buffers, Handle
 from lagom_overlap.engines.gloo_engine import GlooEngine
 from lagom_overlap.engines.gloo_group import PrefixStore, Store, device_like
@@ -42,17 +44,17 @@ from lagom_overlap.errors import BackendError
 from lagom_overlap.online.device import backend_of
 from lagom_overlap.online.guest import safely
 from lagom_overlap.online.routes.base import (
-    LEAST_BYTES,
+    NOTHING,
     CallCount,
-    CallCounts,
     CallRecord,
+    StepKeys,
     StepRecord,
-    TableInForce,
+    TableCursor,
 )
 from lagom_overlap.online.routes.gloo_clock import CallClock, ClockMark
 from lagom_overlap.online.routes.gloo_work import RunWork
 
-NOTHING: Final = ConfigTable({})
+_log = logging.getLogger(__name__)
 STEPS_UNTIL_CLOSED: Final = 2
 """The step that begins when a search ends, and a whole one."""
 
@@ -64,8 +66,8 @@ class _Group:
     group: dist.ProcessGroup
     id: CommunicatorId
     engine: GlooEngine
-    counts: CallCounts
-    in_force: TableInForce
+    step_keys: StepKeys
+    cursor: TableCursor
     num_calls: int = 0
     """Of those that could be set, since this process met the group."""
     clock: CallClock | None = None
@@ -84,11 +86,13 @@ class GlooRoute:
         self._store = store
         self._meeting_timeout = timedelta(seconds=meeting_timeout_s)
         self._groups: dict[str, _Group] = {}
+        self._num_made: Counter[tuple[str, tuple[int, ...]]] = Counter()
+        self._left_alone: set[str] = set()
+        """Groups that this process failed to open."""
         self._table = NOTHING
         self._prepared: tuple[int, ConfigTable] | None = None
-        self._before: tuple[int, ConfigTable, Mapping[str, TableInForce]] | None = None
+        self._before: tuple[int, ConfigTable, Mapping[str, TableCursor]] | None = None
         """The last epoch that was committed, and what was in force before, by group how far it had come."""
-        self._engine_epoch = 0
         self._steps_settled: int | None = None
         """Steps since `settle`; None while a search is on."""
         self._is_measuring = False
@@ -113,22 +117,33 @@ class GlooRoute:
         return self._is_closed and not self.is_active
 
     def communicators(self) -> tuple[CommunicatorId, ...]:
-        """See `Route`: the gloo process groups of two or more ranks that this rank is in."""
-        seen: Counter[tuple[str, tuple[int, ...]]] = Counter()
-        for group in c10d._world.pg_map:
-            if group.size() < 2 or backend_of(group, "cpu") != "gloo":
+        """See `Route`: the gloo process groups of two or more ranks that this rank is in.
+
+        A group that the job has destroyed is forgotten; another one like it is another communicator.
+        """
+        living = {group.group_name: group for group in list(c10d._world.pg_map)}
+        for name, known in list(self._groups.items()):
+            if living.get(name) is not known.group:  # names start anew when all groups were destroyed
+                del self._groups[name]
+        for name, group in living.items():
+            if group.size() < 2 or backend_of(group, "cpu") != "gloo" or name in self._groups:
+                continue
+            if name in self._left_alone:
                 continue
             ranks = tuple(dist.get_process_group_ranks(group))
             role = (group.group_desc, ranks)
-            name = CommunicatorId(description=group.group_desc, ranks=ranks, creation_order=seen[role])
-            seen[role] += 1
-            if group.group_name not in self._groups:
-                self._groups[group.group_name] = self._open(group, name)
+            self._left_alone.add(name)
+            order = self._num_made[role]
+            communicator = CommunicatorId(description=group.group_desc, ranks=ranks, creation_order=order)
+            self._groups[name] = self._open(group, communicator)
+            self._left_alone.remove(name)
+            self._num_made[role] += 1
         return tuple(known.id for known in self._groups.values())
 
     def counts(self) -> Mapping[CommunicatorId, CallCount]:
         """See `Route`; a group's own name is that on all of its ranks."""
-        return {group.id: CallCount(name, group.num_calls) for name, group in list(self._groups.items())}
+        groups = list(self._groups.items())
+        return {group.id: CallCount(name, group.num_calls, len(group.id.ranks)) for name, group in groups}
 
     def space(self, key: ConfigKey) -> ConfigSpace | None:
         """See `Route`."""
@@ -145,11 +160,13 @@ class GlooRoute:
 
     def prepare(self, table: ConfigTable, epoch: int) -> None:
         """See `Route`: checks the rows and opens channels; every rank of a group opens the same ones."""
+        if self._is_closed:  # nobody waits for it any more, and nothing would close what it opens
+            raise BackendError("the route is closed")
         for _, config in table:
             check_config(config)
         self.communicators()
         if self._steps_settled is not None:  # as the others, whose steps may have been enough for it already
-            self._close_channels()
+            self._close_what_is_unused()
         self._steps_settled = None
         for group in self._groups.values():
             group.engine.open_channels(self._rows(table, group))
@@ -159,32 +176,25 @@ class GlooRoute:
         """See `Route`."""
         if self._prepared is None or self._prepared[0] != epoch:
             raise BackendError(f"epoch {epoch} was not prepared")
-        self._before = (epoch, self._table, {name: group.in_force for name, group in self._groups.items()})
+        self._before = (epoch, self._table, {name: group.cursor for name, group in self._groups.items()})
         self._table, self._prepared = self._prepared[1], None
         for group in self._groups.values():
-            group.in_force = TableInForce(self._table, group.id)
-        self._apply()
+            group.cursor = TableCursor(self._table, group.id)
 
     def take_back(self, epoch: int) -> None:
         """See `Route`."""
         if self._before is not None and self._before[0] == epoch:
-            _, self._table, in_force = self._before
+            _, self._table, cursors = self._before
             for name, group in self._groups.items():
-                group.in_force = in_force.get(name) or TableInForce(NOTHING, group.id)
-            self._apply()
-
-    def _apply(self) -> None:
-        self._engine_epoch += 1
-        for group in self._groups.values():
-            group.engine.apply(self._rows(self._table, group), self._engine_epoch)
+                group.cursor = cursors.get(name) or TableCursor(NOTHING, group.id)
 
     def settle(self) -> None:
         """See `Route`: channels are closed once a whole step has passed, so that no call of the search is under way."""
         self._steps_settled = 0
 
-    def _close_channels(self) -> None:
+    def _close_what_is_unused(self) -> None:
         for group in self._groups.values():
-            group.engine.close_channels()
+            group.engine.close_channels(self._rows(self._table, group))
             if group.clock is not None:  # another is made where a step is measured again
                 group.clock.close()
                 group.clock = None
@@ -194,9 +204,9 @@ class GlooRoute:
         if self._steps_settled is not None and self._steps_settled < STEPS_UNTIL_CLOSED:
             self._steps_settled += 1
             if self._steps_settled == STEPS_UNTIL_CLOSED:
-                self._close_channels()
+                self._close_what_is_unused()
         for group in self._groups.values():
-            group.counts.clear()
+            group.step_keys.clear()
         self._marks = []
         self._is_measuring = is_measured
         self._goes_on = True
@@ -233,13 +243,16 @@ class GlooRoute:
 
     def _end_if_over(self) -> None:
         """Once closed, and the last call is made that a lease held for: as if we had never been there."""
-        if self._is_closed and all(group.in_force.is_over for group in self._groups.values()):
+        if not self._is_closed:
+            return
+        living = list(c10d._world.pg_map)
+        if all(group.cursor.is_over for group in self._groups.values() if group.group in living):
             self._table = NOTHING
         if self.is_off:
-            while self._on_close:
-                safely(self._on_close.pop())  # this may be within a call of the job
-            safely(self._apply)
-            safely(self._close_channels)
+            undone, self._on_close = self._on_close, []
+            for undo in reversed(undone):
+                safely(undo)  # this may be within a call of the job
+            safely(self._close_what_is_unused)
 
     def call(
         self,
@@ -259,34 +272,40 @@ class GlooRoute:
         if known is None:
             return cast("dist.Work", native())  # an asynchronous call of a member always returns its handle
         num_bytes = _num_bytes(kind, target, source)
-        row = self._next_row(known, kind, num_bytes)
         # The clock waits in a thread of its own, where torch refuses to finish what was begun in inference mode.
         is_watched = self._is_measuring and not (target.is_inference() or source.is_inference())
-        mark = ClockMark() if is_watched else None
+        mark = ClockMark() if is_watched and self._has_clock(known) else None
         issued_s = perf_counter()
-        if row is None:
-            handle: Handle = cast("dist.Work", native())
-            finish = None
-        else:
-            handle, finish = _run(known.engine, row[0], (target, source), is_mean=is_mean)
-        if self._is_closed:
-            self._end_if_over()
-        if row is None and mark is None:
-            return cast("dist.Work", handle)
-        if mark is not None:
-            known.clock = known.clock or CallClock()
+        with self._counted(known, kind, num_bytes) as row:
+            if row is None or row[1].is_untouched:
+                handle: Handle = cast("dist.Work", native())
+                finish = None
+            else:
+                handle, finish = _run(known.engine, row, (target, source), is_mean=is_mean)
+        if finish is None and isinstance(handle, dist.Work) and mark is None:
+            return handle
+        if mark is not None and known.clock is not None:
             handle = known.clock.watch(handle, mark, issued_s)
-            self._marks.append((known.counts.next_key(kind, num_bytes), mark))
+            self._marks.append((known.step_keys.next_key(kind, num_bytes), mark))
         return RunWork(handle, mark, finish, results=_results_of(kind, target, len(known.id.ranks)))
 
-    def note(
+    @contextmanager
+    def noted(
         self, kind: CollectiveKind, target: torch.Tensor, source: torch.Tensor, group: dist.ProcessGroup | None
-    ) -> None:
-        """Counts a call that the caller makes natively, because nothing is set or measured now."""
-        if (known := self._eligible(kind, target, source, group)) is not None:
-            self._next_row(known, kind, _num_bytes(kind, target, source))
-            if self._is_closed:
-                self._end_if_over()
+    ) -> Iterator[None]:
+        """Counts a call that the caller makes natively in this context, because nothing is set or measured now."""
+        known = self._eligible(kind, target, source, group)
+        with nullcontext() if known is None else self._counted(known, kind, _num_bytes(kind, target, source)):
+            yield
+
+    @staticmethod
+    def _has_clock(known: _Group) -> bool:
+        """Makes it before the call: what fails is ours, and no reason to lose the call's handle."""
+        try:
+            known.clock = known.clock or CallClock()
+        except Exception as error:
+            _log.warning("calls on %r are not timed: %s", known.id.description, error)
+        return known.clock is not None
 
     def _eligible(
         self, kind: CollectiveKind, target: torch.Tensor, source: torch.Tensor, group: dist.ProcessGroup | None
@@ -295,15 +314,30 @@ class GlooRoute:
         known = None if self.is_off else self._known(group or c10d._get_default_group())
         return known if known is not None and _can_run(kind, target, source, len(known.id.ranks)) else None
 
-    def _next_row(self, known: _Group, kind: CollectiveKind, num_bytes: int) -> tuple[ConfigKey, CommConfig] | None:
-        """What is set for a group's next call; it is counted."""
+    @contextmanager
+    def _counted(
+        self, known: _Group, kind: CollectiveKind, num_bytes: int
+    ) -> Iterator[tuple[ConfigKey, CommConfig] | None]:
+        """What is set for a group's next call, which is made in this context.
+
+        It is counted before it is issued, so that whoever waits elsewhere can be told of it; one that raises was never
+        issued, and does not count.
+        """
         if num_bytes < LEAST_BYTES:
-            return None
-        self._goes_on = True
+            yield None
+            return
+        cursor = known.cursor
+        self._goes_on, before = True, cursor.standing
+        row = cursor.next_row(kind, num_bytes) if len(self._table) else None
         known.num_calls += 1
-        if len(self._table) == 0:
-            return None
-        return known.in_force.next_row(kind, num_bytes)
+        try:
+            yield row
+        except BaseException:
+            known.num_calls -= 1
+            cursor.go_back(before)
+            raise
+        if self._is_closed:
+            self._end_if_over()
 
     def takes(
         self, kind: CollectiveKind, target: torch.Tensor, source: torch.Tensor, group: dist.ProcessGroup | None
@@ -330,11 +364,15 @@ class GlooRoute:
         """The group as we run it; None if this rank is not in it, it is gone, or its calls are being coalesced."""
         if not isinstance(group, dist.ProcessGroup) or group in c10d._world.pg_coalesce_state:
             return None  # torch has a number for groups that a rank is not in
-        if group.group_name not in self._groups:
-            self.communicators()
-        known = self._groups.get(group.group_name)
-        # Names start anew when all groups were destroyed; the channels are those of the old ones.
-        return known if known is not None and known.group in c10d._world.pg_map else None
+        name = group.group_name
+        known = self._groups.get(name)
+        if (known is None and name not in self._left_alone) or (known is not None and known.group is not group):
+            try:
+                self.communicators()
+            except Exception as error:
+                _log.warning("calls on %r are left alone: %s", group.group_desc, error)
+            known = self._groups.get(name)
+        return known if known is not None and known.group is group and group in c10d._world.pg_map else None
 
     def _open(self, group: dist.ProcessGroup, name: CommunicatorId) -> _Group:
         backend = group._get_backend(torch.device("cpu"))
@@ -345,10 +383,9 @@ class GlooRoute:
             make_device=partial(device_like, group),
             meeting_timeout=self._meeting_timeout,
             call_timeout=backend.options._timeout,
-            keeps_plans=False,
             sums_as_native=True,
         )
-        return _Group(group, name, engine, CallCounts(name), TableInForce(NOTHING, name))
+        return _Group(group, name, engine, StepKeys(name), TableCursor(NOTHING, name))
 
     @staticmethod
     def _rows(table: ConfigTable, group: _Group) -> ConfigTable:
@@ -361,9 +398,13 @@ def _num_bytes(kind: CollectiveKind, target: torch.Tensor, source: torch.Tensor)
 
 
 def _run(
-    engine: GlooEngine, key: ConfigKey, tensors: tuple[torch.Tensor, torch.Tensor], *, is_mean: bool
+    engine: GlooEngine,
+    row: tuple[ConfigKey, CommConfig],
+    tensors: tuple[torch.Tensor, torch.Tensor],
+    *,
+    is_mean: bool,
 ) -> tuple[Handle, Callable[[], object] | None]:
-    """Starts a call under its setting; (what to wait for, what to do then)."""
+    """Starts a call under its row; (what to wait for, what to do then)."""
     target, is_in_place = _flat(tensors[0]), _is_plain(tensors[0])
     if tensors[0] is tensors[1]:
         source = target
@@ -371,13 +412,13 @@ def _run(
         source = _flat(tensors[1])
         if source.data_ptr() == target.data_ptr():  # gloo would read what it has written already
             source = source.clone()
-    handle = engine.execute(key, Buffers(source, target))
+    handle = engine.run(*row, Buffers(source, target))
     if not is_mean and is_in_place:
         return handle, None
 
     def finish() -> None:
         if is_mean:
-            target.div_(len(key.communicator.ranks))
+            target.div_(len(row[0].communicator.ranks))
         if not is_in_place:
             with torch.no_grad(), torch.inference_mode() if tensors[0].is_inference() else nullcontext():
                 tensors[0].detach().copy_(target.view(tensors[0].shape))

@@ -16,6 +16,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
+from lagom_overlap.collective.size_class import LEAST_BYTES
 from lagom_overlap.errors import JobError
 from lagom_overlap.nccl_plugin import TunerPlugin
 from lagom_overlap.nccl_plugin.capability import BoxMaps
@@ -26,7 +27,7 @@ from lagom_overlap.online.device import DeviceEvent, job_device
 from lagom_overlap.online.events import rank_of
 from lagom_overlap.online.graph_captures import GRAPH_CAPTURES
 from lagom_overlap.online.replaced_ranks import REPLACED_RANKS
-from lagom_overlap.online.routes.base import LEAST_BYTES, Route
+from lagom_overlap.online.routes.base import Route
 from lagom_overlap.online.routes.connections import Connections, connects_at_start
 from lagom_overlap.online.routes.plugin import PluginRoute
 from lagom_overlap.online.routes.plugin_events import StepTimer

@@ -29,7 +29,8 @@ from pathlib import Path
 from typing import Final
 
 from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigKey, ConfigSpace, ConfigTable
-from lagom_overlap.errors import SpaceError
+from lagom_overlap.collective.size_class import LEAST_BYTES
+from lagom_overlap.errors import BackendError, SpaceError
 from lagom_overlap.nccl_plugin import (
     ProcessCommunicator,
     RecordedCommunicator,
@@ -42,7 +43,7 @@ from lagom_overlap.nccl_plugin.capability import BoxMaps
 from lagom_overlap.nccl_plugin.channel_limit import channels_within, may_be_uneven, most_channels
 from lagom_overlap.nccl_plugin.record_log import Flag, Implementation
 from lagom_overlap.nccl_plugin.space import tuner_space
-from lagom_overlap.online.routes.base import LEAST_BYTES, CallCount, CallCounts, StepRecord
+from lagom_overlap.online.routes.base import NOTHING, CallCount, StepKeys, StepRecord
 from lagom_overlap.online.routes.connections import Connections
 from lagom_overlap.online.routes.plugin_events import StepTimer, step_record
 
@@ -52,7 +53,8 @@ FIRST_WITH_IDS: Final = 5
 """The tuner interface whose communicators have ids that all ranks know."""
 _MOST_KEYS: Final = 1 << 16
 """Calls whose offers are kept."""
-_UNTOUCHED: Final = encode_table(ConfigTable({}), generation=1).data
+_UNTOUCHED: Final = encode_table(NOTHING, generation=(1 << 64) - 1).data
+"""Its generation is that of no switch."""
 _EXACT: Final = (CollectiveKind.ALL_GATHER, CollectiveKind.BROADCAST)
 
 
@@ -90,7 +92,7 @@ class PluginRoute:
         self._known: dict[int, RecordedCommunicator] = {}
         self._offered: dict[ConfigKey, frozenset[Implementation]] = {}
         self._grids: dict[ConfigKey, int] = {}
-        untouched = _Table(ConfigTable({}), 0)
+        untouched = _Table(NOTHING, 0)
         self._in_force = self._before = self._prepared = self._stepped = untouched
         self._is_measured = False
         self._is_closed = False
@@ -107,10 +109,14 @@ class PluginRoute:
         found: dict[CommunicatorId, CallCount] = {}
         for calls in self._plugin.calls():
             if calls.num_ranks > 1 and calls.comm_id in known:
-                name, wire = _name(known[calls.comm_id]), _wire(known[calls.comm_id])
+                communicator = known[calls.comm_id]
+                name, wire = _name(communicator), _wire(communicator)
+                num_ranks = communicator.num_ranks if communicator.abi_version >= FIRST_WITH_IDS else 0
+                before = found.get(name)
                 # Of several ranks of a communicator in this process, the one that has come least far.
-                num_calls = min(calls.num_calls, found[name].num_calls) if name in found else calls.num_calls
-                found[name] = CallCount(wire, num_calls)
+                num_calls = calls.num_calls if before is None else min(calls.num_calls, before.num_calls)
+                num_here = 1 if before is None else before.num_here + 1
+                found[name] = CallCount(wire, num_calls, num_ranks, num_here)
         return found
 
     def space(self, key: ConfigKey) -> ConfigSpace | None:
@@ -145,6 +151,7 @@ class PluginRoute:
         From memory: a file may be refused when it is read (a root-squashed NFS gives it to another user).
         """
         self._take()
+        self._check_known()
         self._connections.check(table)
         most = most_channels(table)
         encoded = encode_table(
@@ -198,7 +205,7 @@ class PluginRoute:
 
     def goes_on(self) -> bool:
         """See `Route`: by the plug-in's own count, in every step."""
-        return self._plugin.num_large() > self._num_large
+        return self._plugin.num_large() != self._num_large
 
     def end_step(self) -> StepRecord:
         """See `Route`."""
@@ -229,7 +236,7 @@ class PluginRoute:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it decides no more."""
+        """Whether no further table comes; a lease in force may still decide."""
         return self._is_closed
 
     def take_over(self) -> None:
@@ -259,6 +266,17 @@ class PluginRoute:
             self._connections.note(_name(self._known[decision.comm_id]), decision)
         return known
 
+    def _check_known(self) -> None:
+        """A communicator whose announcement was overwritten in the record would take another one's rows."""
+        called = [calls.comm_id for calls in self._plugin.calls() if calls.num_ranks > 1]
+        lost = sum(comm_id not in self._known for comm_id in called)
+        by_role: dict[tuple[int, int], set[int]] = {}
+        for known in self._several():
+            by_role.setdefault((known.num_ranks, known.num_nodes), set()).add(known.creation_order)
+        lost += sum(max(orders) + 1 - len(orders) for orders in by_role.values())
+        if lost:
+            raise BackendError(f"the plug-in's record does not tell of {lost} communicators that NCCL made")
+
     def _process(self) -> list[ProcessCommunicator]:
         """This process's communicators in the order of their creation; ranks of one communicator share it."""
         return list(dict.fromkeys(ProcessCommunicator(_name(known), known.num_nodes) for known in self._several()))
@@ -273,12 +291,11 @@ class PluginRoute:
 
     def _keys(self, decisions: Sequence[RecordedDecision]) -> list[ConfigKey]:
         """A step's calls, numbered in the order in which NCCL asked about them."""
-        counts: dict[int, CallCounts] = {}
+        names: dict[int, StepKeys] = {}
         keys = []
         for decision in decisions:
-            name = _name(self._known[decision.comm_id])
-            counted = counts.setdefault(decision.comm_id, CallCounts(name))
-            keys.append(counted.next_key(decision.kind, decision.num_bytes))
+            named = names.setdefault(decision.comm_id, StepKeys(_name(self._known[decision.comm_id])))
+            keys.append(named.next_key(decision.kind, decision.num_bytes))
         return keys
 
 

@@ -14,10 +14,10 @@ import torch
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity
 
+from lagom_overlap.collective.size_class import LEAST_BYTES
 from lagom_overlap.errors import TraceError
 from lagom_overlap.online.device import job_device
 from lagom_overlap.online.job_profiler import OWN_PROFILER, exported
-from lagom_overlap.online.routes.base import LEAST_BYTES
 from lagom_overlap.online.routes.event_records import EventRecords
 from lagom_overlap.online.routes.plugin_events import TimedCall, ended, step_length_s, timed_calls
 from lagom_overlap.trace.gpu_trace import GpuTrace, KnobReach

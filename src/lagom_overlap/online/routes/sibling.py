@@ -13,6 +13,7 @@ Frameworks hand over the choice: FSDP2 by its custom communication, DDP by a hoo
 (`sibling_adapters`). Tested over gloo, where a sibling is just another process group; never tried on a GPU.
 """
 
+import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -33,18 +34,20 @@ from lagom_overlap.collective import (
     ConfigTable,
     Subspace,
 )
+from lagom_overlap.collective.size_class import LEAST_BYTES
 from lagom_overlap.errors import BackendError, SpaceError
 from lagom_overlap.online.device import backend_of, job_device
 from lagom_overlap.online.guest import safely
-from lagom_overlap.online.routes.base import LEAST_BYTES, CallCount, CallCounts, StepRecord, TableInForce
+from lagom_overlap.online.routes.base import NOTHING, CallCount, StepKeys, StepRecord, TableCursor
 from lagom_overlap.online.routes.plugin_events import StepTimer, step_record
+
+_log = logging.getLogger(__name__)
 
 CHANNELS: Final = (2, 4, 8, 16)
 CHANNELS_WITH_THREADS: Final = (4, 16)
 THREADS: Final = (128, 512)
 MAX_SIBLINGS: Final = 4
 """Per process group: as many as a search can ask for, with or without threads."""
-NOTHING: Final = ConfigTable({})
 _EXACT: Final = (CollectiveKind.ALL_GATHER, CollectiveKind.BROADCAST, CollectiveKind.ALL_TO_ALL)
 _NO_CACHE: Final = "NCCL_NO_CACHE"
 
@@ -65,8 +68,8 @@ class _Base:
     group: dist.ProcessGroup
     id: CommunicatorId
     siblings: dict[Limits, dist.ProcessGroup]
-    counts: CallCounts
-    in_force: TableInForce
+    step_keys: StepKeys
+    cursor: TableCursor
     num_calls: int = 0
 
 
@@ -83,10 +86,11 @@ class SiblingRoute:
         self._timer = timer
         self._open_sibling = open_sibling
         self._bases: dict[str, _Base] = {}
+        self._num_made: Counter[tuple[str, tuple[int, ...]]] = Counter()
         self._made: set[str] = set()
         self._table = NOTHING
         self._prepared: tuple[int, ConfigTable] | None = None
-        self._before: tuple[int, ConfigTable, Mapping[str, TableInForce]] | None = None
+        self._before: tuple[int, ConfigTable, Mapping[str, TableCursor]] | None = None
         """The last epoch that was committed, and what was in force before, by group how far it had come."""
         self._calls: list[ConfigKey] = []
         self._is_measured = False
@@ -99,24 +103,30 @@ class SiblingRoute:
         self._on_close.append(undo)
 
     def communicators(self) -> tuple[CommunicatorId, ...]:
-        """See `Route`: the job's own process groups of two or more ranks, not our siblings."""
-        seen: Counter[tuple[str, tuple[int, ...]]] = Counter()
-        for group in list(c10d._world.pg_map):
-            if group.size() < 2 or group.group_name in self._made:
+        """See `Route`: the job's own process groups of two or more ranks, not our siblings.
+
+        A group that the job has destroyed is forgotten; another one like it is another communicator.
+        """
+        living = {group.group_name: group for group in list(c10d._world.pg_map)}
+        for name, base in list(self._bases.items()):
+            if living.get(name) is not base.group:  # names start anew when all groups were destroyed
+                del self._bases[name]
+        for name, group in living.items():
+            if group.size() < 2 or name in self._made or name in self._bases:
                 continue
             if self._backend not in backend_of(group, self._device.type):
                 continue
             ranks = tuple(dist.get_process_group_ranks(group))
-            role = (group.group_desc, ranks)
-            name = CommunicatorId(description=group.group_desc, ranks=ranks, creation_order=seen[role])
-            seen[role] += 1
-            if group.group_name not in self._bases:
-                self._bases[group.group_name] = _Base(group, name, {}, CallCounts(name), TableInForce(NOTHING, name))
+            order = self._num_made[group.group_desc, ranks]
+            self._num_made[group.group_desc, ranks] += 1
+            known = CommunicatorId(description=group.group_desc, ranks=ranks, creation_order=order)
+            self._bases[name] = _Base(group, known, {}, StepKeys(known), TableCursor(NOTHING, known))
         return tuple(base.id for base in self._bases.values())
 
     def counts(self) -> Mapping[CommunicatorId, CallCount]:
         """See `Route`; a group's own name is that on all of its ranks."""
-        return {base.id: CallCount(name, base.num_calls) for name, base in list(self._bases.items())}
+        bases = list(self._bases.items())
+        return {base.id: CallCount(name, base.num_calls, len(base.id.ranks)) for name, base in bases}
 
     def space(self, key: ConfigKey) -> ConfigSpace | None:
         """See `Route`."""
@@ -162,17 +172,17 @@ class SiblingRoute:
         """See `Route`."""
         if self._prepared is None or self._prepared[0] != epoch:
             raise BackendError(f"epoch {epoch} was not prepared")
-        self._before = (epoch, self._table, {name: base.in_force for name, base in self._bases.items()})
+        self._before = (epoch, self._table, {name: base.cursor for name, base in self._bases.items()})
         self._table, self._prepared = self._prepared[1], None
         for base in self._bases.values():
-            base.in_force = TableInForce(self._table, base.id)
+            base.cursor = TableCursor(self._table, base.id)
 
     def take_back(self, epoch: int) -> None:
         """See `Route`."""
         if self._before is not None and self._before[0] == epoch:
-            _, self._table, in_force = self._before
+            _, self._table, cursors = self._before
             for name, base in self._bases.items():
-                base.in_force = in_force.get(name) or TableInForce(NOTHING, base.id)
+                base.cursor = cursors.get(name) or TableCursor(NOTHING, base.id)
 
     def settle(self) -> None:
         """See `Route`: siblings stay until the job destroys its process groups."""
@@ -180,7 +190,7 @@ class SiblingRoute:
     def begin_step(self, *, is_measured: bool) -> None:
         """See `Route`."""
         for base in self._bases.values():
-            base.counts.clear()
+            base.step_keys.clear()
         self._calls.clear()
         self._goes_on = True
         self._is_measured = is_measured
@@ -214,37 +224,52 @@ class SiblingRoute:
 
     def _end_if_over(self) -> None:
         """Once closed, and the last call is made that a lease held for: as if we had never been there."""
-        if self._is_closed and all(base.in_force.is_over for base in self._bases.values()):
+        if not self._is_closed:
+            return
+        living = list(c10d._world.pg_map)
+        if all(base.cursor.is_over for base in self._bases.values() if base.group in living):
             self._table = NOTHING
-        if self._is_closed and len(self._table) == 0:
-            while self._on_close:
-                safely(self._on_close.pop())  # this may be within a call of the job
+        if len(self._table) == 0:
+            undone, self._on_close = self._on_close, []
+            for undo in reversed(undone):
+                safely(undo)  # this may be within a call of the job
 
     def group_for(self, kind: CollectiveKind, num_bytes: int, group: dist.ProcessGroup | None) -> dist.ProcessGroup:
         """The process group to issue the next call of this kind and size on: the job's own, or its sibling."""
         own = group or c10d._get_default_group()
-        # A CUDA graph keeps its communicators for good: what is only tried must not get into one (`graph_captures`).
-        if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            return own
         # torch has a number for groups that this rank is not in; calls that it coalesces stay together.
         is_off = self._is_closed and len(self._table) == 0
         if is_off or not isinstance(own, dist.ProcessGroup) or own in c10d._world.pg_coalesce_state:
             return own
-        if own.group_name not in self._bases:
-            self.communicators()
-        base = self._bases.get(own.group_name)
-        if base is None or base.group not in c10d._world.pg_map:  # names start anew when all groups were destroyed
+        base = self._base(own)
+        if base is None:
             return own
         if self._is_measured:
-            self._calls.append(base.counts.next_key(kind, num_bytes))
+            self._calls.append(base.step_keys.next_key(kind, num_bytes))
         if num_bytes < LEAST_BYTES:
             return own
         self._goes_on = True
         base.num_calls += 1
-        row = base.in_force.next_row(kind, num_bytes) if len(self._table) else None
+        row = base.cursor.next_row(kind, num_bytes) if len(self._table) else None
         if self._is_closed:
             self._end_if_over()
-        return own if row is None else base.siblings[_limits(row[1])]
+        # A CUDA graph keeps its communicators for good: what is only tried must not get into one (`graph_captures`).
+        if row is None or (self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+            return own
+        return base.siblings[_limits(row[1])]
+
+    def _base(self, group: dist.ProcessGroup) -> _Base | None:
+        """The group as we know it; None if it is gone, or no one of ours."""
+        if group.group_name in self._made:
+            return None
+        base = self._bases.get(group.group_name)
+        if base is None or base.group is not group:
+            try:
+                self.communicators()
+            except Exception as error:
+                _log.warning("calls on %r are left alone: %s", group.group_desc, error)
+            base = self._bases.get(group.group_name)
+        return base if base is not None and base.group is group and group in c10d._world.pg_map else None
 
     def _opened(self, group: dist.ProcessGroup, limits: Limits) -> dist.ProcessGroup:
         try:
