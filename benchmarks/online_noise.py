@@ -440,7 +440,7 @@ def run(kind: str, noise: str, seed: int, num_steps: int) -> Outcome:
 
     def trusted(settings: tuple[SiteSetting, ...], _report: Report | None, words: str) -> WindowPlan:
         leader._started = ()
-        return leader._watch(settings, words)
+        return leader._watch.settle(settings, words, None)
 
     if is_trusted:
         leader._begin_with = trusted  # type: ignore[method-assign]

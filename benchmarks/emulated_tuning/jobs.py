@@ -246,10 +246,10 @@ class Steps:
 def groups_of(tuner: OnlineTuner) -> list[dict[str, object]]:
     """What rank 0 searched: the calls of each overlap group, their sites, and what may be set for them."""
     leader = tuner._member and tuner._member._leader
-    job = leader and leader._job
-    if not job:
+    search = leader and leader._search
+    if not search:
         return []
-    found = [(name, group.sites, group.problem.spaces) for name, group in job.groups.items()]
+    found = [(name, group.sites, group.problem.spaces) for name, group in search.job.groups.items()]
     rows = [{"name": name, "sites": sites, "spaces": spaces} for name, sites, spaces in found]
     return cast("list[dict[str, object]]", msgspec.to_builtins(rows))
 

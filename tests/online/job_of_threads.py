@@ -26,8 +26,9 @@ from lagom_overlap.errors import BackendError
 from lagom_overlap.online.journal import JournalFile
 from lagom_overlap.online.options import OnlineOptions
 from lagom_overlap.online.ranks.exchange import Exchange
-from lagom_overlap.online.ranks.leader import Leader, StudyFactory
+from lagom_overlap.online.ranks.leader import Leader
 from lagom_overlap.online.ranks.member import Member
+from lagom_overlap.online.ranks.search import StudyFactory
 from lagom_overlap.online.routes.base import CallCount, CallRecord, StepRecord, TableCursor
 from lagom_overlap.tuners.guard import Guarded
 from lagom_overlap.tuners.lagom import Lagom

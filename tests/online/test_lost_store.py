@@ -255,12 +255,12 @@ def test_whenever_a_rank_loses_the_store_around_a_tuning_again_all_run_the_same(
     num_doubts = 0
     for rank, num_calls in ((rank, num_calls) for rank in (0, 1) for num_calls in range(6, 46, 2)):
         job = begun(Job(options=options(timeout_s=0.05), started=found), rank, num_calls)
-        leader, watched, recorded = job.leader, job.leader._watched, job.leader._recorded
-        leader._watched = lambda told, leader=leader, watched=watched: (
-            watched(told) if leader._window < 4 else leader._record("drift")
+        leader, watched, recorded = job.leader, job.leader._watch.watched, job.leader._recorded
+        leader._watch.watched = lambda told, leader=leader, watched=watched: (
+            watched(told) if leader._plans.next_window < 4 else "drift"
         )
         leader._recorded = lambda *told, leader=leader, recorded=recorded: (
-            recorded(*told) if leader._window < 4 else leader._record("no search")
+            recorded(*told) if leader._plans.next_window < 4 else leader._record("no search")
         )
         num_doubts += doubts(job, rank, 5 + 3 * 8 + 3 * 5)
     assert num_doubts <= 12

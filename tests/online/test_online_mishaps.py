@@ -14,8 +14,9 @@ from lagom_overlap.collective.sites import SiteSetting
 from lagom_overlap.errors import BackendError
 from lagom_overlap.online.journal import JournalFile
 from lagom_overlap.online.ranks.exchange import Exchange
-from lagom_overlap.online.ranks.leader import MAX_VOID, WATCHED_WINDOWS, Leader
+from lagom_overlap.online.ranks.leader import MAX_VOID, Leader
 from lagom_overlap.online.ranks.messages import SwitchState, WindowPlan
+from lagom_overlap.online.ranks.watch import WATCHED_WINDOWS
 from lagom_overlap.online.routes.base import StepRecord
 
 
@@ -143,8 +144,9 @@ def test_a_profiler_that_runs_for_long_does_not_take_proven_settings_away(found:
         member._why_not = lambda: "another profiler runs"
     seen: list[float] = []
     job.run(1)
-    see = job.leader._watcher.see
-    job.leader._watcher.see = lambda steps_s: seen.extend(steps_s) or see(steps_s)
+    watcher = job.leader._watch._watcher
+    see = watcher.see
+    watcher.see = lambda steps_s: seen.extend(steps_s) or see(steps_s)
     job.run(4 * WATCHED_WINDOWS * 8 - 1)
     assert {state for state, _ in job.plans[0][5:]} == {"watch"}
     assert job.members[0].settings == found

@@ -47,10 +47,11 @@ from lagom_overlap.online.job_profiler import OWN_PROFILER, why_not_now
 from lagom_overlap.online.journal import JournalFile
 from lagom_overlap.online.options import DISABLE_VARIABLE, MODE_VARIABLE, OnlineOptions, is_disabled
 from lagom_overlap.online.ranks.exchange import Exchange, Store, StoreLost
-from lagom_overlap.online.ranks.leader import Leader, StudyFactory
+from lagom_overlap.online.ranks.leader import Leader
 from lagom_overlap.online.ranks.member import Adopted, Member, calls_so_far
 from lagom_overlap.online.ranks.messages import SETTLED, SwitchState
 from lagom_overlap.online.ranks.presence import Presence, RollCall
+from lagom_overlap.online.ranks.search import StudyFactory
 from lagom_overlap.online.replaced_ranks import REPLACED_RANKS
 from lagom_overlap.online.routes.base import Route
 from lagom_overlap.online.routes.carve_out import open_compute_route

@@ -11,6 +11,7 @@ leave if the default is faster there. The two windows of a round follow each oth
 next round, which its pairs do not notice. Pure: no clock, and the same times give the same windows.
 """
 
+from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
 
@@ -22,6 +23,19 @@ class Arm(StrEnum):
 
     DEFAULT = "default"
     TUNED = "tuned"
+
+
+@dataclass(slots=True)
+class CheckBudget:
+    """What checks of settled settings may take: `share` of the steps that ran under settled settings."""
+
+    share: float
+    num_settled: int = 0
+    num_checked: int = 0
+
+    def can_pay(self, num_steps: int) -> bool:
+        """Whether so many more steps of checks are within the share."""
+        return self.num_checked + num_steps <= self.share * self.num_settled
 
 
 class Check:

@@ -139,6 +139,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     journal_rank: int = 0
 
 
+def steps_that_count(steps_s: Sequence[float]) -> Sequence[float]:
+    """Of the times of a window's steps: the first step settles, unless it is the only one that was reported."""
+    return steps_s[1:] or steps_s
+
+
 MOST_CALLS: Final = 64
 """Communicators that a merged report tells apart; disagreement on others is found, but not named."""
 MODULUS: Final = 2**61 - 1

@@ -1,0 +1,179 @@
+"""One search of a job that was recorded: trials, then the rounds of the verdict, as windows of rank 0's plans.
+
+A trial is two windows under one setting: a short one, whose one measured step decides whether it is abandoned, then one
+that measures. Measured steps guide the search and nothing else: the verdict's windows, default and tuned in the study's
+shuffled rounds, are judged by their whole steps, in which nothing of ours runs; unless tuned is faster there, the
+default comes back. Pure, like all that rank 0 decides.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Final
+
+from lagom_overlap.backends.bundle import header_line
+from lagom_overlap.collective.sites import SiteSetting
+from lagom_overlap.errors import BundleError
+from lagom_overlap.online.journal import entries_of, whole_lines
+from lagom_overlap.online.options import OnlineOptions
+from lagom_overlap.online.payback import Payback
+from lagom_overlap.online.problems import JobProblems
+from lagom_overlap.online.ranks.messages import Report, SwitchState, WindowPlan, steps_that_count
+from lagom_overlap.online.ranks.plans import PROBATION_STEPS, Plans
+from lagom_overlap.tuners.base import Problems
+from lagom_overlap.tuners.journal import Entry, Step, StepKind, entry_to_json
+from lagom_overlap.tuners.problem import Assignment, Failure, Measurement, Outcome
+from lagom_overlap.tuners.study import Study, StudyPhase
+from lagom_overlap.tuners.verdict import DEFAULT_ARM, SAME_ARM
+from lagom_overlap.tuners.warm_start import WarmStart
+from lagom_overlap.units import format_seconds
+
+_log = logging.getLogger(__name__)
+
+StudyFactory = Callable[[Problems, WarmStart | None], Study]
+
+
+@dataclass(slots=True)
+class _Trial:
+    """The study's step under way."""
+
+    step: Step
+    is_probation: bool
+
+
+class Search:
+    """A study of `job`, begun by `warm`, whose steps are windows that `plans` writes; `payback` counts what it costs.
+
+    Its first trial is the default, and measures what the groups take untouched.
+    """
+
+    def __init__(
+        self,
+        job: JobProblems,
+        *,
+        plans: Plans,
+        options: OnlineOptions,
+        payback: Payback,
+        make_study: StudyFactory,
+        warm: WarmStart | None,
+    ) -> None:
+        self._plans: Final = plans
+        self._options: Final = options
+        self._payback: Final = payback
+        self._new_study: Final = lambda: make_study(job.problems, warm)
+        self.job: Final = job
+        self.study = self._new_study()
+        self._assignments: dict[str, Assignment] = job.default
+        self._trial: _Trial | None = None
+        self._default_s: dict[str, float] = {}
+        """What each group took under the default."""
+
+    @property
+    def num_verdict_steps(self) -> int:
+        """Training steps of the verdict."""
+        return self.study.num_verdict_steps * self._options.window_steps
+
+    def take_up_journal(self, text: str, name: str, route_name: str) -> None:
+        """Goes on behind a journal that some rank found, if it is of the job of this name; begins the ranks' own."""
+        # Ranks whose journals are one file on a shared disk have written every line several times.
+        lines = list(dict.fromkeys(whole_lines(text)))
+        kept: Sequence[Entry] = ()
+        try:
+            kept = entries_of(lines, self.job.problems, name)
+            self.study.replay(kept)
+            if kept:
+                _log.info("the journal holds %d measured settings of this job: going on behind them", len(kept))
+        except BundleError as error:
+            _log.warning("starting anew: %s", error)
+            kept = ()
+            self.study = self._new_study()
+        header = header_line(name, f"online-{route_name}", self.job.problems, description="a running job")
+        self._plans.begin_journal([header, *(entry_to_json(entry, self.job.problems) for entry in kept)])
+
+    def next_trial(self) -> WindowPlan | None:
+        """The next window; None once the study is over."""
+        study, options = self.study, self._options
+        if study.phase is StudyPhase.SEARCH:
+            rest = self.num_verdict_steps
+            out_of_steps = self._payback.num_steps + rest + 2 * options.window_steps > options.max_steps
+            if out_of_steps or self._payback.elapsed_s + rest * self._payback.base_s > options.max_seconds:
+                study.stop_search()
+        step = study.next()
+        if step is None:
+            return None
+        self._assignments |= step.assignments
+        self._plans.set(self.job.settings(self._assignments))
+        is_search = step.kind is StepKind.SEARCH
+        state = SwitchState.SEARCH if is_search else SwitchState.VERDICT
+        is_default = dict(self._assignments) == self.job.default
+        self._trial = _Trial(step, is_probation=is_search and not is_default)
+        where = "" if step.round is None else f" in round {step.round + 1}"
+        reason = next(iter(step.reasons.values()), f"{step.arm}{where}")
+        if self._trial.is_probation:
+            return self._plans.give(state, reason, PROBATION_STEPS, 1)
+        # Whole steps judge: none of them is measured.
+        return self._plans.give(state, reason, options.window_steps, 1 if is_search else options.window_steps)
+
+    def why_void(self, report: Report) -> str:
+        """Why the window of a trial or of the verdict has to be run again; empty if it tells what it should."""
+        if self._plans.state is SwitchState.VERDICT:
+            timed = steps_that_count(report.steps_s)
+            return "" if timed and min(timed) > 0 else "no step was timed"
+        missing = self._under_way.step.assignments.keys() - report.times.keys()
+        return f"no rank measured {min(missing)!r}" if missing else ""
+
+    def measured(self, report: Report) -> WindowPlan | None:
+        """After a window of a trial: the next one; None once the study is over."""
+        trial = self._under_way
+        step, step_s = trial.step, report.step_s
+        measured = {name: report.times[name] for name in self.job.groups if name in report.times}
+        outcomes: dict[str, Outcome] = {name: outcome for name, outcome in measured.items() if name in step.assignments}
+        if trial.is_probation:
+            if step_s <= self._options.max_slowdown * self._payback.base_s:
+                trial.is_probation = False
+                return self._plans.give(self._plans.state, self._plans.reason, self._options.window_steps - 1, 0)
+            outcomes |= self._abandoned(outcomes, step_s)
+        elif dict(step.assignments) == self.job.default:
+            self._default_s = {name: outcome.makespan_s for name, outcome in measured.items()}
+            self._payback.saw_default(step_s)
+        self._keep(Entry(step=step, outcomes=outcomes))
+        return self.next_trial()
+
+    def round_ran(self, report: Report) -> WindowPlan | None:
+        """After a window of the verdict, judged by its whole steps, as long as the slowest rank took for them."""
+        step, step_s = self._under_way.step, fmean(steps_that_count(report.steps_s))
+        if step.arm in (DEFAULT_ARM, SAME_ARM):
+            self._payback.saw_default(step_s)
+        self._keep(Entry(step=step, outcomes={}, step_s=step_s))
+        return self.next_trial()
+
+    def outcome(self) -> tuple[tuple[SiteSetting, ...], str]:
+        """What the verdict adopts, and its words."""
+        verdict = self.study.verdict
+        is_adopted = verdict is not None and verdict.adopted
+        return self.job.settings(self.study.chosen) if is_adopted else (), self._payback.sentence(verdict)
+
+    @property
+    def _under_way(self) -> _Trial:
+        assert self._trial is not None, "no trial is under way"
+        return self._trial
+
+    def _keep(self, entry: Entry) -> None:
+        """Tells the study, and the journal."""
+        self.study.report(entry.step, entry.outcomes, step_s=entry.step_s)
+        self._plans.add_to_journal(entry_to_json(entry, self.job.problems))
+
+    def _abandoned(self, outcomes: Mapping[str, Outcome], step_s: float) -> dict[str, Outcome]:
+        """The groups to blame for a step that took too long: those too slow themselves, else the worst."""
+        ratios = {
+            name: outcome.makespan_s / self._default_s[name]
+            for name, outcome in outcomes.items()
+            if not isinstance(outcome, Failure) and self._default_s.get(name)
+        }
+        slow = [name for name, ratio in ratios.items() if ratio > self._options.max_slowdown]
+        blamed = slow or ([max(ratios, key=ratios.__getitem__)] if ratios else list(outcomes))
+        took = f"{format_seconds(step_s)}, the default takes {format_seconds(self._payback.base_s)}"
+        reason = f"abandoned after one step: the step took {took}"
+        read = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, Measurement)}
+        return {name: Failure(reason, read.get(name)) for name in blamed}
