@@ -101,7 +101,7 @@ static enum table_error fill_cycles(table* t, const lagom_decision* rows, uint32
     const lagom_decision* d = &rows[i];
     while (LOAD(t->keys[at]) != site_key(d->communicator, d->kind, d->first_bytes)) at++;
     const site* s = &t->sites[at];
-    if (d->occurrence >= LOAD(s->num_places)) continue;  // no call ever is that one
+    if (d->occurrence >= LOAD(s->num_places)) continue;  // the step has fewer such calls
     const uint32_t place = LOAD(t->places[LOAD(s->first_place) + d->occurrence]);
     STORE(t->cycle[LOAD(t->roles[d->communicator].first_call) + place].word, pack(d));
   }

@@ -61,7 +61,7 @@ class Search:
         self._plans: Final = plans
         self._options: Final = options
         self._payback: Final = payback
-        self._new_study: Final = lambda: make_study(job.problems, warm)
+        self._new_study: Final[Callable[[], Study]] = lambda: make_study(job.problems, warm)
         self.job: Final = job
         self.study = self._new_study()
         self._assignments: dict[str, Assignment] = job.default

@@ -121,7 +121,7 @@ class GlooRoute:
 
         A group that the job has destroyed is forgotten; another one like it is another communicator.
         """
-        living = {group.group_name: group for group in list(c10d._world.pg_map)}
+        living: dict[str, dist.ProcessGroup] = {group.group_name: group for group in list(c10d._world.pg_map)}
         for name, known in list(self._groups.items()):
             if living.get(name) is not known.group:  # names start anew when all groups were destroyed
                 del self._groups[name]

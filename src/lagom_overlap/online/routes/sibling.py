@@ -107,7 +107,7 @@ class SiblingRoute:
 
         A group that the job has destroyed is forgotten; another one like it is another communicator.
         """
-        living = {group.group_name: group for group in list(c10d._world.pg_map)}
+        living: dict[str, dist.ProcessGroup] = {group.group_name: group for group in list(c10d._world.pg_map)}
         for name, base in list(self._bases.items()):
             if living.get(name) is not base.group:  # names start anew when all groups were destroyed
                 del self._bases[name]
