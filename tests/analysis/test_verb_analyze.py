@@ -12,6 +12,7 @@ from kineto_traces import NCCL, KinetoFile, tar_gz
 from rich.console import Console
 
 from lagom_overlap.cli import analyze as verb
+from lagom_overlap.cli.flags import VERBS
 from lagom_overlap.errors import LagomError, OutputError, TraceError
 from lagom_overlap.report.analyze.figures import waterfall_of
 from lagom_overlap.report.analyze.page import render_analysis
@@ -137,7 +138,7 @@ def test_the_run_folder_holds_the_record_the_report_and_the_timeline(trace, tmp_
 
 def parse(*arguments: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    verb.add_parser(parser.add_subparsers())
+    VERBS["analyze"](parser.add_subparsers())
     return parser.parse_args(["analyze", *arguments])
 
 
@@ -160,7 +161,7 @@ def test_the_summary_fits_a_terminal_of_80_columns_and_one_screen(trace, tmp_pat
 
 def test_at_most_eight_flags():
     parser = argparse.ArgumentParser()
-    verb.add_parser(parser.add_subparsers())
+    VERBS["analyze"](parser.add_subparsers())
     (subparsers,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
     flags = [a for a in subparsers.choices["analyze"]._actions if a.option_strings and a.dest != "help"]
     assert len(flags) <= 8

@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 
 from lagom_overlap.cli import main, reproduce
+from lagom_overlap.cli.flags import VERBS
 from lagom_overlap.errors import JobError, OutputError, UnknownNameError
 from lagom_overlap.results.reproduce import ReproducedVerdict
 
 
 def run(*flags: str) -> int:
     parser = argparse.ArgumentParser()
-    reproduce.add_parser(parser.add_subparsers())
+    VERBS["reproduce"](parser.add_subparsers())
     arguments = parser.parse_args(["reproduce", *flags])
-    return int(arguments.run(arguments))
+    return reproduce.run(arguments)
 
 
 def test_json_is_one_object_with_a_verdict_and_a_reason_per_line(capsys) -> None:

@@ -1,19 +1,46 @@
-"""What starting `lagom` loads: reading the flags of every verb needs neither torch nor scipy's solvers."""
+"""What starting `lagom` loads before a verb runs: the flags, and nothing that a verb needs."""
 
 import subprocess
 import sys
 
 import pytest
 
+from lagom_overlap.cli import flags
+from lagom_overlap.reproduce import ALL, CHAPTERS
+from lagom_overlap.verbs.compare import DEFAULT_TUNERS
+from lagom_overlap.verbs.export import Format
+
+HEAVY = ("torch", "numpy", "scipy", "ortools", "rich", "plotly", "jinja2", "msgspec")
+OURS = {
+    "lagom_overlap",
+    "lagom_overlap.cli",
+    "lagom_overlap.cli.flags",
+    "lagom_overlap.cli.main",
+    "lagom_overlap.cli.stdout",
+    "lagom_overlap.errors",
+    "lagom_overlap.interrupts",
+    "lagom_overlap.planners",
+    "lagom_overlap.planners.carriers",
+}
+
 
 @pytest.mark.timeout(300)
-def test_reading_the_flags_of_all_verbs_loads_no_torch_and_no_solver():
+@pytest.mark.parametrize("arguments", [("--version",), ("--help",), ("tune", "--help"), ("tune", "--nonesuch"), ()])
+def test_what_runs_no_verb_loads_the_flags_alone(arguments: tuple[str, ...]) -> None:
     code = (
         "import sys\n"
         "from lagom_overlap.cli import main\n"
-        "try:\n    main(['--help'])\n"
+        f"try:\n    main({list(arguments)})\n"
         "except SystemExit:\n    pass\n"
-        "print([name for name in ('torch', 'scipy.optimize', 'ortools') if name in sys.modules])"
+        "print(' '.join(sys.modules))"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.splitlines()[-1] == "[]"
+    loaded = ran.stdout.splitlines()[-1].split()
+    assert [name for name in HEAVY if name in loaded] == []
+    assert {name for name in loaded if name.partition(".")[0] == "lagom_overlap"} <= OURS
+
+
+def test_the_flags_offer_what_the_verbs_take() -> None:
+    assert flags.TUNERS == DEFAULT_TUNERS
+    assert tuple(Format) == flags.FORMATS
+    assert (flags.CHAPTERS, flags.ALL_CHAPTERS) == (CHAPTERS, ALL)

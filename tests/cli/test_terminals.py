@@ -17,7 +17,7 @@ from rich.cells import cell_len
 from rich.panel import Panel
 from rich.text import Text
 
-from lagom_overlap.cli import main, output
+from lagom_overlap.cli import main, output, stdout
 
 LAGOM = (sys.executable, "-m", "lagom_overlap")
 SENTENCE = "Tuned is 1.18× faster (quartiles 1.15–1.21): channels 8 → 2, −3.3 %"
@@ -166,7 +166,7 @@ def test_utf_8_keeps_its_characters(monkeypatch):
 def test_json_on_a_terminal_that_is_not_utf_8_is_escaped_and_still_json(monkeypatch):
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii", write_through=True))
-    output.say(json.dumps({"name": "größer → 🚄"}, ensure_ascii=False))
+    stdout.say(json.dumps({"name": "größer → 🚄"}, ensure_ascii=False))
     assert json.loads(raw.getvalue())["name"] == "größer → 🚄"
 
 

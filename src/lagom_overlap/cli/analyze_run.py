@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
+from lagom_overlap.cli.flags import MAX_JOBS
 from lagom_overlap.cli.progress import PlainLines, is_terminal
 from lagom_overlap.errors import TraceError
 from lagom_overlap.results.analyze import AnalyzeResult
@@ -70,7 +71,7 @@ def _run_profiles(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def run_verb(arguments: argparse.Namespace, *, most_jobs: int) -> int:
+def run_verb(arguments: argparse.Namespace) -> int:
     """Reads, analyses, prints; the exit code."""
     if are_profiles(arguments.traces):
         return _run_profiles(arguments)
@@ -80,7 +81,7 @@ def run_verb(arguments: argparse.Namespace, *, most_jobs: int) -> int:
         compat=Compat(arguments.compat) if arguments.compat else None,
         pattern=arguments.pattern,
         is_anonymous=arguments.anonymise,
-        num_jobs=arguments.jobs or min(most_jobs, len(os.sched_getaffinity(0))),
+        num_jobs=arguments.jobs or min(MAX_JOBS, len(os.sched_getaffinity(0))),
         out=arguments.out,
     )
     read: Callable[[AnalyzeRequest], AnalyzeResult] = _with_bar if is_terminal() else _with_lines
@@ -94,7 +95,8 @@ def run_verb(arguments: argparse.Namespace, *, most_jobs: int) -> int:
 
 def _print(result: AnalyzeResult) -> None:
     # Not at the top: --json needs neither rich nor the tables.
-    from lagom_overlap.cli.output import say, show  # noqa: PLC0415
+    from lagom_overlap.cli.output import show  # noqa: PLC0415
+    from lagom_overlap.cli.stdout import say  # noqa: PLC0415
     from lagom_overlap.report.analyze.terminal import analysis_summary  # noqa: PLC0415
 
     show(analysis_summary(result))

@@ -1,14 +1,13 @@
 """`lagom compare JOB.toml`: several tuners, or several planners, on one job, one table."""
 
 import argparse
-from pathlib import Path
 
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from lagom_overlap.cli.output import say, show
+from lagom_overlap.cli.output import show
 from lagom_overlap.cli.progress import PlainLines, is_terminal
-from lagom_overlap.cli.tune import seed
+from lagom_overlap.cli.stdout import say
 from lagom_overlap.errors import JobError
 from lagom_overlap.interrupts import exit_code, held_back
 from lagom_overlap.jobfile.build import join_launched
@@ -20,35 +19,9 @@ from lagom_overlap.report.compare_planners.terminal import planners_table
 from lagom_overlap.results.compare import CompareResult
 from lagom_overlap.results.compare_planners import ComparePlannersResult
 from lagom_overlap.stderr import write_lines
-from lagom_overlap.verbs.compare import DEFAULT_TUNERS, CompareRequest, run_compare
+from lagom_overlap.verbs.compare import CompareRequest, run_compare
 from lagom_overlap.verbs.plan_compare import check_planners, compare_planners
 from lagom_overlap.verbs.plan_problem import Asked, read_input
-
-
-def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the verb's flags."""
-    parser = verbs.add_parser("compare", help="several tuners or planners on one job, one table", description=__doc__)
-    parser.add_argument(
-        "job", type=Path, metavar="JOB.toml|CAPTURE", help="a job file; with --planners also a captured step"
-    )
-    who = parser.add_mutually_exclusive_group()
-    words = ", ".join(DEFAULT_TUNERS)  # argparse breaks lines at blanks alone
-    who.add_argument("--tuners", default=",".join(DEFAULT_TUNERS), metavar="A,B", help=f"default: {words}")
-    who.add_argument("--planners", metavar="A,B", help="compare plans of the step instead of tuned collectives")
-    parser.add_argument("--backend", metavar="NAME", help="what runs the measurements, instead of the job's")
-    parser.add_argument("--cluster", metavar="NAME", help="the machine, for a capture (with --planners)")
-    parser.add_argument(
-        "--times", metavar="TRACE|measure|model", help="where operators' times come from (with --planners)"
-    )
-    parser.add_argument("--seed", type=seed, metavar="N", help="seed of search, noise and shuffling")
-    parser.add_argument("--bundle", type=Path, metavar="RUN", help="run folder to replay (--backend recorded)")
-    parser.add_argument(
-        "--warm-start", metavar="FROM", help="where tuners begin that can begin somewhere: see lagom tune"
-    )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for compare.json and report.html")
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

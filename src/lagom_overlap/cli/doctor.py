@@ -5,18 +5,11 @@ import argparse
 from rich.table import Table
 from rich.text import Text
 
-from lagom_overlap.cli.output import say, show
+from lagom_overlap.cli.output import show
+from lagom_overlap.cli.stdout import say
 from lagom_overlap.report.fitted import Fitted
 from lagom_overlap.results.doctor import DoctorResult
 from lagom_overlap.verbs.doctor import run_doctor
-
-
-def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the verb's flags."""
-    parser = verbs.add_parser("doctor", help="what this machine can do and what is missing", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    parser.set_defaults(run=run)
 
 
 def _table(report: DoctorResult) -> Fitted:

@@ -5,36 +5,13 @@ The exit code is the command's own where that is not 0.
 
 import argparse
 import os
-from pathlib import Path
 
-from lagom_overlap.cli.output import say, show
+from lagom_overlap.cli.output import show
+from lagom_overlap.cli.stdout import say
 from lagom_overlap.jobfile.spec import read_job
 from lagom_overlap.report.emulate.terminal import emulation_summary
 from lagom_overlap.verbs.emulate import EmulateRequest, run_emulate
 from lagom_overlap.verbs.run import command_of
-
-
-def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the verb's flags."""
-    parser = verbs.add_parser("emulate", help="run a training command on emulated GPUs", description=__doc__)
-    parser.add_argument("--cluster", metavar="NAME", help="a preset such as h100_dgx, or a file of one")
-    parser.add_argument("--ranks", type=int, metavar="N", help="GPUs in all (default: all of each node)")
-    parser.add_argument(
-        "--nodes", type=int, metavar="N", help="emulated hosts; each runs the command (default: its --nnodes)"
-    )
-    parser.add_argument(
-        "--symmetric",
-        action="store_true",
-        help="start the first host's ranks only; those of the other hosts are taken to do the same",
-    )
-    parser.add_argument("--job", type=Path, metavar="JOB.toml", help="a job file: [emulate], [cluster], [cost]")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for run.json and timeline.json (Perfetto)")
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON object; the command's stdout goes to stderr"
-    )
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the training command")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

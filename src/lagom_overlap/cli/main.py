@@ -2,17 +2,17 @@
 
 import argparse
 import errno
-import logging
 import os
 import re
 import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Final
+from typing import Any, Final
 
 from lagom_overlap import __version__
-from lagom_overlap.cli.output import forget, say
+from lagom_overlap.cli.flags import VERBS
+from lagom_overlap.cli.stdout import forget, say
 from lagom_overlap.errors import LagomError, UnknownNameError, did_you_mean
 from lagom_overlap.interrupts import as_interrupts, exit_code, received
 
@@ -27,21 +27,6 @@ _REFUSALS: Final = frozenset(
 )  # fmt: skip
 """A file system's or the machine's, of a file that the user named or of where he stands: none of them is our bug."""
 
-_VERBS: Final = (
-    "tune",
-    "plan",
-    "compare",
-    "simulate",
-    "capture",
-    "analyze",
-    "reproduce",
-    "run",
-    "emulate",
-    "selftest",
-    "export",
-    "doctor",
-)
-
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:  # type: ignore[override]  # argparse exits here too; we keep it to one line
@@ -55,16 +40,13 @@ class _Parser(argparse.ArgumentParser):
             _write(message)
 
 
-_Verbs = argparse._SubParsersAction
-
-
-def _parser(wanted: str = "") -> "tuple[_Parser, _Verbs[_Parser]]":
+def _parser(wanted: str = "") -> "tuple[_Parser, argparse._SubParsersAction[Any]]":
     """The parser and its verbs; of a verb that is named, that alone: importing all may take longer than running one."""
     parser = _Parser(prog="lagom", description="Give each collective just enough of the machine.")
     parser.add_argument("--version", action="version", version=f"lagom {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for name in (wanted,) if wanted in _VERBS else _VERBS:
-        import_module(f"lagom_overlap.cli.{name}").add_parser(verbs)
+    for name in (wanted,) if wanted in VERBS else VERBS:
+        VERBS[name](verbs)
     return parser, verbs
 
 
@@ -79,13 +61,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(given: Sequence[str], verb: str, *, debug: bool) -> int:
     try:
         parser, verbs = _parser(verb)
-        if verb not in _VERBS and verb[:1] not in ("", "-"):
-            parser.error(str(UnknownNameError.among("verb", verb, _VERBS)))
+        if verb not in VERBS and verb[:1] not in ("", "-"):
+            parser.error(str(UnknownNameError.among("verb", verb, VERBS)))
         arguments, unknown = parser.parse_known_args(given)
         if unknown:
             _refuse(unknown, verbs.choices[arguments.verb])
+        import logging  # noqa: PLC0415 - a fifth of the time that --help takes, and no use to it
+
         logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="lagom: %(message)s")
-        return int(arguments.run(arguments))
+        return int(import_module(f"lagom_overlap.cli.{arguments.verb}").run(arguments))
     except KeyboardInterrupt:
         return _end_early(verb)
     except Exception as error:

@@ -1,14 +1,14 @@
 """`lagom plan JOB.toml | CAPTURE`: a schedule of a training step that hides more communication."""
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.status import Status
 
-from lagom_overlap.cli.output import say, show
+from lagom_overlap.cli.output import show
 from lagom_overlap.cli.progress import PlainLines, is_terminal
+from lagom_overlap.cli.stdout import say
 from lagom_overlap.interrupts import exit_code, received
 from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.record import check_new_folder
@@ -16,37 +16,6 @@ from lagom_overlap.report.plan.terminal import plan_summary
 from lagom_overlap.stderr import write_lines
 from lagom_overlap.verbs.plan import PlanRequest, check_request, run_plan, step_check
 from lagom_overlap.verbs.plan_problem import Asked, read_input
-
-
-def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the verb's flags."""
-    parser = verbs.add_parser("plan", help="plan how a step's collectives overlap its computation", description=__doc__)
-    parser.add_argument("job", type=Path, metavar="JOB.toml|CAPTURE", help="a job file, or a captured step")
-    parser.add_argument("--planner", metavar="NAME", help="who plans, instead of the job's (default: ours)")
-    parser.add_argument(
-        "--for",
-        dest="carrier",
-        choices=[str(one) for one in Carrier],
-        help="who runs the plan, instead of the job's own framework",
-    )
-    parser.add_argument("--cluster", metavar="NAME", help="the machine, for a capture")
-    parser.add_argument(
-        "--times",
-        metavar="TRACE|measure|model",
-        help="where operators' times come from, instead of the job's [plan] times",
-    )
-    parser.add_argument(
-        "--work",
-        type=float,
-        metavar="N",
-        help="millions of steps of planning in place of seconds: the same plan on any machine under any load",
-    )
-    parser.add_argument("--apply", type=Path, metavar="plan.toml", help="a plan to use instead of making one")
-    parser.add_argument("--execute", action="store_true", help="run plan and program side by side on real ranks")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for plan.toml, report.html, timeline.json")
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -5,16 +5,15 @@
 
 import argparse
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Final
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from lagom_overlap.cli.output import say, show
+from lagom_overlap.cli.flags import DATA, WORKERS_LINK
+from lagom_overlap.cli.output import show
 from lagom_overlap.cli.progress import PlainLines, is_terminal
-from lagom_overlap.cli.tune import seed
+from lagom_overlap.cli.stdout import say
 from lagom_overlap.errors import DataError, JobError, UnknownNameError
 from lagom_overlap.interrupts import exit_code, held_back
 from lagom_overlap.jobfile.spec import link_bytes_per_s
@@ -35,32 +34,6 @@ from lagom_overlap.reproduce.datasets import (
 from lagom_overlap.results.base import encoded
 from lagom_overlap.results.reproduce import ReproduceReport
 from lagom_overlap.stderr import write_lines
-
-DATA: Final = "data"
-WORKERS_LINK: Final = "3 Gbit/s"
-
-
-def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the verb's flags."""
-    parser = verbs.add_parser("reproduce", help="the paper's evaluation on the simulator", description=__doc__)
-    parser.add_argument("figure", metavar="FIGURE", help=", ".join((*CHAPTERS, ALL, DATA)))
-    parser.add_argument(
-        "--backend",
-        choices=("simulated", "workers"),
-        default="simulated",
-        help="workers: measure fig3 on this machine, on threads that contend for its cores (default: simulated)",
-    )
-    parser.add_argument(
-        "--link",
-        metavar="RATE",
-        help="emulated link of --backend workers, or loopback (default: " + WORKERS_LINK + ")",
-    )
-    parser.add_argument("--seed", type=seed, default=1, metavar="N", help="seed of the searches (default: 1)")
-    parser.add_argument("--fetch", action="store_true", help="with data: fetch what is missing, into the cache")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for report.html and reproduce.json")
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

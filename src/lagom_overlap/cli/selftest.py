@@ -4,13 +4,13 @@ Saves a capability map that tuning goes by afterwards. Exit code 1 where a resul
 """
 
 import argparse
-from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-from lagom_overlap.cli.output import say, show
+from lagom_overlap.cli.output import show
 from lagom_overlap.cli.progress import PlainLines, is_terminal
+from lagom_overlap.cli.stdout import say
 from lagom_overlap.errors import BackendError
 from lagom_overlap.interrupts import exit_code, held_back
 from lagom_overlap.report.selftest.terminal import LEGEND, closing_words, contention_table, settings_table
@@ -20,24 +20,6 @@ from lagom_overlap.verbs.selftest import SelfTestRequest, run_selftest
 
 EXIT_FAILED = 1
 """A collective gave a wrong result, or stood still."""
-
-
-def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the verb's flags."""
-    parser = verbs.add_parser("selftest", help="what this box's NCCL does of what is asked", description=__doc__)
-    parser.add_argument(
-        "--nccl", action="store_true", help="test NCCL on this box's GPUs (needed: there is no other yet)"
-    )
-    parser.add_argument("--gpus", type=int, metavar="N", help="how many GPUs take part (default: all)")
-    parser.add_argument(
-        "--ranks-per-gpu", type=int, default=1, metavar="K", help="2: one GPU will do (NCCL 2.30.3 on; default: 1)"
-    )
-    parser.add_argument("--library", type=Path, metavar="PATH", help="libnccl.so.2 (default: the one torch has loaded)")
-    parser.add_argument("--minutes", type=float, default=10.0, metavar="M", help="start nothing after (default: 10)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for the files (default: lagom-runs/)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -6,29 +6,12 @@ With --profile: measure the job's operators on this machine, fit the cost model,
 import argparse
 from pathlib import Path
 
-from lagom_overlap.cli.output import say, show
+from lagom_overlap.cli.output import show
+from lagom_overlap.cli.stdout import say
 from lagom_overlap.errors import JobError
 from lagom_overlap.jobfile.spec import JobSpec, read_job
 from lagom_overlap.report.simulate.terminal import captured_summary, simulation_summary
 from lagom_overlap.verbs.simulate import SimulateRequest, run_simulate
-
-
-def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the verb's flags."""
-    parser = verbs.add_parser("simulate", help="predict the time of a training iteration", description=__doc__)
-    parser.add_argument("job", type=Path, metavar="JOB.toml", help="the job file")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="new folder for run.json, report.html, timeline.json (of --profile: machine.toml)",
-    )
-    parser.add_argument(
-        "--profile", action="store_true", help="measure operators here and write DIR/machine.toml, a cluster preset"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

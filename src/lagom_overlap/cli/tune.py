@@ -4,14 +4,14 @@
 """
 
 import argparse
-from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from lagom_overlap.cli.output import EXIT_UNWRITTEN, say, show
+from lagom_overlap.cli.output import EXIT_UNWRITTEN, show
 from lagom_overlap.cli.progress import PlainLines, is_terminal
+from lagom_overlap.cli.stdout import say
 from lagom_overlap.interrupts import exit_code
 from lagom_overlap.jobfile.build import join_launched
 from lagom_overlap.jobfile.spec import JobSpec, read_job
@@ -22,41 +22,6 @@ from lagom_overlap.units import format_seconds
 from lagom_overlap.verbs.measure import Observer, RunProgress
 from lagom_overlap.verbs.own_trace import ground_for
 from lagom_overlap.verbs.tune import RUN_FILES, TuneRequest, run_tune
-
-
-def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the verb's flags."""
-    parser = verbs.add_parser("tune", help="search for a configuration and prove it by an A/B", description=__doc__)
-    parser.add_argument("job", type=Path, nargs="?", metavar="JOB.toml", help="the job file")
-    parser.add_argument(
-        "--from-trace",
-        type=Path,
-        metavar="DIR",
-        help="predict from profiler traces (a file, or a folder of them) what tuning would gain; of JOB.toml, if "
-        "given, only [tune], [cluster] and [cost] count",
-    )
-    parser.add_argument("--backend", metavar="NAME", help="what runs the measurements, instead of the job's")
-    parser.add_argument("--tuner", metavar="NAME", help="what searches, instead of the job's")
-    parser.add_argument("--seed", type=seed, metavar="N", help="seed of search, noise and shuffling")
-    parser.add_argument(
-        "--warm-start",
-        metavar="FROM",
-        help="begin with a run folder, a configs.toml, profiler traces, 'simulator' or 'nccl'; nothing of it is "
-        "adopted unmeasured",
-    )
-    parser.add_argument("--bundle", type=Path, metavar="RUN", help="run folder to replay (--backend recorded)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for the run (default: below lagom-runs/)")
-    parser.add_argument("--details", action="store_true", help="every collective of every group, however many")
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    parser.set_defaults(run=run)
-
-
-def seed(text: str) -> int:
-    """A seed: a whole number of at least 0."""
-    if not text.isdecimal() or len(text) > 18:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a seed; allowed: whole numbers from 0")
-    return int(text)
 
 
 class ProgressBar:

@@ -1,0 +1,358 @@
+"""The flags of every verb, as data: what `lagom --help` reads. Whoever runs a verb is loaded once it is named."""
+
+import argparse
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias
+
+from lagom_overlap.planners.carriers import Carrier
+
+# What these name lies in modules that take long to load: tests/cli/test_start.py holds both to be the same.
+TUNERS: Final = ("default", "fixed_min", "fixed_max", "static_cap", "autoccl", "lagom", "model_based")
+"""What `compare` compares by default."""
+FORMATS: Final = ("plugin", "nvidia_csv", "env", "megatron_yaml", "perfetto")
+"""What `export` writes."""
+CHAPTERS: Final = ("fig3", "fig5", "fig7", "fig8", "convergence", "equations", "hidden", "scaling")
+ALL_CHAPTERS: Final = "all"
+DATA: Final = "data"
+"""`reproduce` shows data instead of a chapter."""
+WORKERS_LINK: Final = "3 Gbit/s"
+MAX_JOBS: Final = 64
+"""Processes that `analyze` reads with."""
+_COMPAT: Final = ("hta",)
+
+_Verbs: TypeAlias = "argparse._SubParsersAction[Any]"
+
+
+def _json_and_debug(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    _debug(parser)
+
+
+def _debug(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+
+
+def seed(text: str) -> int:
+    """A seed: a whole number of at least 0."""
+    if not text.isdecimal() or len(text) > 18:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a seed; allowed: whole numbers from 0")
+    return int(text)
+
+
+def jobs(text: str) -> int:
+    """A number of processes."""
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_JOBS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes; allowed: 1 to {MAX_JOBS}")
+    return int(text)
+
+
+def group(text: str) -> tuple[str, str]:
+    """A communicator's description and Megatron's name for it."""
+    name, separator, megatron = text.partition("=")
+    if not (name and separator and megatron):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=GROUP")
+    return name, megatron
+
+
+def _tune(verbs: _Verbs) -> None:
+    """`lagom tune JOB.toml`: search, judge by a paired A/B, write the run folder.
+
+    `lagom tune --from-trace TRACES` predicts instead: groups and model come from profiler traces, nothing is run.
+    """
+    parser = verbs.add_parser(
+        "tune", help="search for a configuration and prove it by an A/B", description=_tune.__doc__
+    )
+    parser.add_argument("job", type=Path, nargs="?", metavar="JOB.toml", help="the job file")
+    parser.add_argument(
+        "--from-trace",
+        type=Path,
+        metavar="DIR",
+        help="predict from profiler traces (a file, or a folder of them) what tuning would gain; of JOB.toml, if "
+        "given, only [tune], [cluster] and [cost] count",
+    )
+    parser.add_argument("--backend", metavar="NAME", help="what runs the measurements, instead of the job's")
+    parser.add_argument("--tuner", metavar="NAME", help="what searches, instead of the job's")
+    parser.add_argument("--seed", type=seed, metavar="N", help="seed of search, noise and shuffling")
+    parser.add_argument(
+        "--warm-start",
+        metavar="FROM",
+        help="begin with a run folder, a configs.toml, profiler traces, 'simulator' or 'nccl'; nothing of it is "
+        "adopted unmeasured",
+    )
+    parser.add_argument("--bundle", type=Path, metavar="RUN", help="run folder to replay (--backend recorded)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for the run (default: below lagom-runs/)")
+    parser.add_argument("--details", action="store_true", help="every collective of every group, however many")
+    _json_and_debug(parser)
+
+
+def _plan(verbs: _Verbs) -> None:
+    """`lagom plan JOB.toml | CAPTURE`: a schedule of a training step that hides more communication."""
+    parser = verbs.add_parser(
+        "plan", help="plan how a step's collectives overlap its computation", description=_plan.__doc__
+    )
+    parser.add_argument("job", type=Path, metavar="JOB.toml|CAPTURE", help="a job file, or a captured step")
+    parser.add_argument("--planner", metavar="NAME", help="who plans, instead of the job's (default: ours)")
+    parser.add_argument(
+        "--for",
+        dest="carrier",
+        choices=[str(one) for one in Carrier],
+        help="who runs the plan, instead of the job's own framework",
+    )
+    parser.add_argument("--cluster", metavar="NAME", help="the machine, for a capture")
+    parser.add_argument(
+        "--times",
+        metavar="TRACE|measure|model",
+        help="where operators' times come from, instead of the job's [plan] times",
+    )
+    parser.add_argument(
+        "--work",
+        type=float,
+        metavar="N",
+        help="millions of steps of planning in place of seconds: the same plan on any machine under any load",
+    )
+    parser.add_argument("--apply", type=Path, metavar="plan.toml", help="a plan to use instead of making one")
+    parser.add_argument("--execute", action="store_true", help="run plan and program side by side on real ranks")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for plan.toml, report.html, timeline.json")
+    _json_and_debug(parser)
+
+
+def _compare(verbs: _Verbs) -> None:
+    """`lagom compare JOB.toml`: several tuners, or several planners, on one job, one table."""
+    parser = verbs.add_parser(
+        "compare", help="several tuners or planners on one job, one table", description=_compare.__doc__
+    )
+    parser.add_argument(
+        "job", type=Path, metavar="JOB.toml|CAPTURE", help="a job file; with --planners also a captured step"
+    )
+    who = parser.add_mutually_exclusive_group()
+    words = ", ".join(TUNERS)  # argparse breaks lines at blanks alone
+    who.add_argument("--tuners", default=",".join(TUNERS), metavar="A,B", help=f"default: {words}")
+    who.add_argument("--planners", metavar="A,B", help="compare plans of the step instead of tuned collectives")
+    parser.add_argument("--backend", metavar="NAME", help="what runs the measurements, instead of the job's")
+    parser.add_argument("--cluster", metavar="NAME", help="the machine, for a capture (with --planners)")
+    parser.add_argument(
+        "--times", metavar="TRACE|measure|model", help="where operators' times come from (with --planners)"
+    )
+    parser.add_argument("--seed", type=seed, metavar="N", help="seed of search, noise and shuffling")
+    parser.add_argument("--bundle", type=Path, metavar="RUN", help="run folder to replay (--backend recorded)")
+    parser.add_argument(
+        "--warm-start", metavar="FROM", help="where tuners begin that can begin somewhere: see lagom tune"
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for compare.json and report.html")
+    _json_and_debug(parser)
+
+
+def _simulate(verbs: _Verbs) -> None:
+    """`lagom simulate JOB.toml`: predict an iteration: time, MFU, memory, what is exposed and what is stretched.
+
+    With --profile: measure the job's operators on this machine, fit the cost model, write it as a cluster file.
+    """
+    parser = verbs.add_parser(
+        "simulate", help="predict the time of a training iteration", description=_simulate.__doc__
+    )
+    parser.add_argument("job", type=Path, metavar="JOB.toml", help="the job file")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="new folder for run.json, report.html, timeline.json (of --profile: machine.toml)",
+    )
+    parser.add_argument(
+        "--profile", action="store_true", help="measure operators here and write DIR/machine.toml, a cluster preset"
+    )
+    _json_and_debug(parser)
+
+
+def _capture(verbs: _Verbs) -> None:
+    """`lagom capture`: a training step of your model becomes a file that simulate, tune and plan read; no GPU, no
+    weights.
+
+    TARGET is SCRIPT.py:FUNCTION (the function returns a TrainingStep; the script is your own code and is run), a
+    job file whose [model] and [parallel] say what to build, or a model's name with --parallel.
+    """  # noqa: D205 - the help's first sentence
+    parser = verbs.add_parser("capture", help="capture a training step of a model", description=_capture.__doc__)
+    parser.add_argument("target", metavar="TARGET", help="SCRIPT.py:FUNCTION, JOB.toml, or a model's name")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="new file, packed if it ends in .gz")
+    parser.add_argument("--ranks", type=int, metavar="N", help="ranks of a script's world (default 8)")
+    parser.add_argument("--rank", type=int, default=0, metavar="R", help="the rank to capture (default 0)")
+    parser.add_argument("--parallel", metavar="KEY=N,...", help="degrees of a named model, such as fsdp=8,tensor=2")
+    parser.add_argument("--seq-len", type=int, metavar="N", help="sequence length of a named model (default 2048)")
+    parser.add_argument("--micro-batch", type=int, metavar="N", help="sequences per rank of a named model (default 1)")
+    _json_and_debug(parser)
+
+
+def _analyze(verbs: _Verbs) -> None:
+    """`lagom analyze TRACE...`: what overlap a job has, what contention costs it, what to do."""
+    parser = verbs.add_parser("analyze", help="say what overlap profiler traces show", description=_analyze.__doc__)
+    parser.add_argument(
+        "traces",
+        type=Path,
+        nargs="+",
+        metavar="TRACE",
+        help="Kineto JSON (.json, .json.gz, .tar.gz), Nsight Systems SQLite, NCCL Inspector JSON lines, flight "
+        "recorder JSON, or a folder of them; one rank per parallel role suffices; or profiles of our NCCL plug-in "
+        "(profile.RANK.bin)",
+    )
+    parser.add_argument("--against", type=Path, metavar="B", help="another run's trace or folder: say what changed")
+    parser.add_argument("--compat", choices=_COMPAT, help="print HolisticTraceAnalysis's figures")
+    parser.add_argument("--pattern", metavar="REGEX", help="regular expression of further kernels that communicate")
+    parser.add_argument(
+        "--anonymise",
+        action="store_true",
+        help="numbers instead of the names of files, kernels and communicators in everything written",
+    )
+    parser.add_argument("--jobs", type=jobs, metavar="N", help="processes that read (default: one per core)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for run.json, report.html, timeline.json")
+    _json_and_debug(parser)
+
+
+def _reproduce(verbs: _Verbs) -> None:
+    """`lagom reproduce FIGURE`: the Lagom paper's evaluation on the simulator, each line with a verdict.
+
+    `lagom reproduce data` lists the third-party data behind docs/accuracy.md, and fetches what is missing with
+    --fetch.
+    """
+    parser = verbs.add_parser(
+        "reproduce", help="the paper's evaluation on the simulator", description=_reproduce.__doc__
+    )
+    parser.add_argument("figure", metavar="FIGURE", help=", ".join((*CHAPTERS, ALL_CHAPTERS, DATA)))
+    parser.add_argument(
+        "--backend",
+        choices=("simulated", "workers"),
+        default="simulated",
+        help="workers: measure fig3 on this machine, on threads that contend for its cores (default: simulated)",
+    )
+    parser.add_argument(
+        "--link",
+        metavar="RATE",
+        help=f"emulated link of --backend workers, or loopback (default: {WORKERS_LINK})",
+    )
+    parser.add_argument("--seed", type=seed, default=1, metavar="N", help="seed of the searches (default: 1)")
+    parser.add_argument("--fetch", action="store_true", help="with data: fetch what is missing, into the cache")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for report.html and reproduce.json")
+    _json_and_debug(parser)
+
+
+def _run(verbs: _Verbs) -> None:
+    """`lagom run -- COMMAND`: a training command with our plug-in and hooks loaded: watched, tuned, or set by a file.
+
+    The command takes this process's place: its streams, signals and exit code are the job's own.
+    """
+    parser = verbs.add_parser(
+        "run", help="run a training command watched, tuned or configured", description=_run.__doc__
+    )
+    way = parser.add_mutually_exclusive_group()
+    way.add_argument("--observe", action="store_true", help="change nothing: record, warn, say what could be reached")
+    way.add_argument("--online", action="store_true", help="tune the job's collectives while it runs")
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="RUN",
+        help="start from a run folder, settings that online tuning saved, or a plug-in table",
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for what is written (default: lagom-runs/)")
+    _debug(parser)
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the training command")
+
+
+def _emulate(verbs: _Verbs) -> None:
+    """`lagom emulate --cluster C -- COMMAND`: a training command on emulated GPUs and a simulated clock, without a GPU.
+
+    The exit code is the command's own where that is not 0.
+    """
+    parser = verbs.add_parser("emulate", help="run a training command on emulated GPUs", description=_emulate.__doc__)
+    parser.add_argument("--cluster", metavar="NAME", help="a preset such as h100_dgx, or a file of one")
+    parser.add_argument("--ranks", type=int, metavar="N", help="GPUs in all (default: all of each node)")
+    parser.add_argument(
+        "--nodes", type=int, metavar="N", help="emulated hosts; each runs the command (default: its --nnodes)"
+    )
+    parser.add_argument(
+        "--symmetric",
+        action="store_true",
+        help="start the first host's ranks only; those of the other hosts are taken to do the same",
+    )
+    parser.add_argument("--job", type=Path, metavar="JOB.toml", help="a job file: [emulate], [cluster], [cost]")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for run.json and timeline.json (Perfetto)")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object; the command's stdout goes to stderr"
+    )
+    _debug(parser)
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the training command")
+
+
+def _selftest(verbs: _Verbs) -> None:
+    """`lagom selftest --nccl`: asks this box's NCCL for every setting; says what ran, how long, and whether it was
+    right.
+
+    Saves a capability map that tuning goes by afterwards. Exit code 1 where a result was wrong.
+    """  # noqa: D205 - the help's first sentence
+    parser = verbs.add_parser(
+        "selftest", help="what this box's NCCL does of what is asked", description=_selftest.__doc__
+    )
+    parser.add_argument(
+        "--nccl", action="store_true", help="test NCCL on this box's GPUs (needed: there is no other yet)"
+    )
+    parser.add_argument("--gpus", type=int, metavar="N", help="how many GPUs take part (default: all)")
+    parser.add_argument(
+        "--ranks-per-gpu", type=int, default=1, metavar="K", help="2: one GPU will do (NCCL 2.30.3 on; default: 1)"
+    )
+    parser.add_argument("--library", type=Path, metavar="PATH", help="libnccl.so.2 (default: the one torch has loaded)")
+    parser.add_argument("--minutes", type=float, default=10.0, metavar="M", help="start nothing after (default: 10)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for the files (default: lagom-runs/)")
+    _json_and_debug(parser)
+
+
+def _export(verbs: _Verbs) -> None:
+    """`lagom export RUN`: what a run found, in the forms that a job, NCCL or a framework reads."""
+    parser = verbs.add_parser(
+        "export", help="write a run's configuration for a job to read", description=_export.__doc__
+    )
+    parser.add_argument("folder", type=Path, metavar="RUN", help="run folder of lagom tune, or saved settings")
+    parser.add_argument(
+        "--format",
+        action="append",
+        choices=FORMATS,
+        required=True,
+        help="what to write; may be given several times",
+    )
+    parser.add_argument(
+        "--group",
+        action="append",
+        default=[],
+        type=group,
+        metavar="NAME=GROUP",
+        help="megatron_yaml: Megatron's group for a communicator of the run",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="folder to write into, made if it is not there (default: RUN)"
+    )
+    _json_and_debug(parser)
+
+
+def _doctor(verbs: _Verbs) -> None:
+    """`lagom doctor`: what this machine and its NCCL can do, what is missing, what would work."""
+    parser = verbs.add_parser(
+        "doctor", help="what this machine can do and what is missing", description=_doctor.__doc__
+    )
+    _json_and_debug(parser)
+
+
+VERBS: Final[Mapping[str, Callable[[_Verbs], None]]] = MappingProxyType(
+    {
+        "tune": _tune,
+        "plan": _plan,
+        "compare": _compare,
+        "simulate": _simulate,
+        "capture": _capture,
+        "analyze": _analyze,
+        "reproduce": _reproduce,
+        "run": _run,
+        "emulate": _emulate,
+        "selftest": _selftest,
+        "export": _export,
+        "doctor": _doctor,
+    }
+)
+"""Adds a verb's flags, by its name; `cli/NAME.py` runs it."""

@@ -1,0 +1,56 @@
+"""Text to stdout, and nothing if nobody listens."""
+
+import contextlib
+import os
+import sys
+from typing import TextIO
+
+from lagom_overlap.errors import OutputError
+
+
+def say(text: str) -> None:
+    """Writes text and a newline to stdout; a reader that has gone away, such as `head`, is no error.
+
+    Raises:
+        OutputError: if stdout cannot be written for another reason, such as a full disk.
+    """
+    if sys.stdout is None:  # closed by whoever started us
+        return
+    try:
+        sys.stdout.write(_encodable(text) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        forget(sys.stdout)
+    except OSError as error:
+        forget(sys.stdout)
+        raise OutputError(f"cannot write the result to stdout: {error.strerror}") from None
+
+
+def forget(stream: TextIO) -> None:
+    """Points a stream that cannot be written at nothing, so that the interpreter's last flush does not complain."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def encoding() -> str:
+    """Stdout's."""
+    return getattr(sys.stdout, "encoding", None) or "utf-8"
+
+
+def _encodable(text: str) -> str:
+    """The text with whatever stdout's encoding lacks escaped as in JSON."""
+    try:
+        text.encode(encoding())
+    except UnicodeEncodeError:
+        return "".join(map(_escaped, text))
+    return text
+
+
+def _escaped(char: str) -> str:
+    try:
+        char.encode(encoding())
+    except UnicodeEncodeError:
+        import json  # noqa: PLC0415 - for the rare terminal that is not UTF-8
+
+        return json.dumps(char)[1:-1]
+    return char
