@@ -41,10 +41,10 @@ from lagom_overlap.cost.overlap_fit import (
 )
 from lagom_overlap.cost.overlap_preset import constants_to_json
 from lagom_overlap.jobfile.build import groups_of, limits_of, open_backend, request_of
-from lagom_overlap.jobfile.registry import make_tuner
 from lagom_overlap.jobfile.spec import JobSpec, read_job
 from lagom_overlap.record import describe_machine, package_versions, utc_now
 from lagom_overlap.timeline import SpanKind, Timeline
+from lagom_overlap.tuners.guard import make_tuner
 from lagom_overlap.tuners.problem import Assignment, Measurement
 from lagom_overlap.tuners.study import Study
 from lagom_overlap.units import MIB, MS

@@ -24,7 +24,8 @@ from lagom_overlap.cost.kernels import kernel_of_time
 from lagom_overlap.hardware import Cluster, Link, LinkKind, load_preset
 from lagom_overlap.sim import GroupSimulator
 from lagom_overlap.units import KIB, MIB, MS
-from lagom_overlap.workload import CommOp, CompOp, Gemm, Kernel, MemoryBound, OverlapGroup, load_model
+from lagom_overlap.workload import CommOp, CompOp, Gemm, Kernel, MemoryBound, OverlapGroup
+from lagom_overlap.workload.models import load_model
 from lagom_overlap.workload.overlap import find_overlap_groups
 from lagom_overlap.workload.papers import fsdp_iteration
 

@@ -36,8 +36,8 @@ from lagom_overlap.collective import (  # noqa: E402
     Protocol,
 )
 from lagom_overlap.collective.sites import keys_of  # noqa: E402
-from lagom_overlap.nccl_plugin import ProcessCommunicator, encode_table, write_table  # noqa: E402
 from lagom_overlap.nccl_plugin.fake_host import FakeComm, FakeNccl, load_fake_library  # noqa: E402
+from lagom_overlap.nccl_plugin.table_writer import ProcessCommunicator, encode_table, write_table  # noqa: E402
 
 NUM_COMMUNICATORS, NUM_SIZES, NUM_OCCURRENCES = 4, 256, 4
 CALLS_PER_ROUND, NUM_WARM_UP, NUM_ROUNDS = 25_000, 15_000, 30

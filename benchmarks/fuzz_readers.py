@@ -36,7 +36,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 with atheris.instrument_imports(include=["lagom_overlap"]):
     from lagom_overlap.backends import recorded
     from lagom_overlap.backends.base import BackendRequest
-    from lagom_overlap.backends.bundle import header_line
     from lagom_overlap.capturing.file import decode_capture, encode_capture
     from lagom_overlap.collective import (
         Collective,
@@ -50,10 +49,11 @@ with atheris.instrument_imports(include=["lagom_overlap"]):
     )
     from lagom_overlap.engines.fx.fsdp2_settings import Fsdp2Settings
     from lagom_overlap.errors import LagomError, TableError
-    from lagom_overlap.nccl_plugin import decode_table, encode_table
     from lagom_overlap.nccl_plugin import table_layout as layout
-    from lagom_overlap.nccl_plugin.table_writer import table_checksum
-    from lagom_overlap.tuners import Entry, Step, StepKind, entry_to_json
+    from lagom_overlap.nccl_plugin.table_reader import decode_table
+    from lagom_overlap.nccl_plugin.table_writer import encode_table, table_checksum
+    from lagom_overlap.tuners.bundle import header_line
+    from lagom_overlap.tuners.journal import Entry, Step, StepKind, entry_to_json
     from lagom_overlap.tuners.problem import Failure, GroupProblem, Measurement
     from lagom_overlap.verbs.plan_file import check_plan_file, read_rewrites, rewrites_toml
     from lagom_overlap.workload import (

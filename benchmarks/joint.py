@@ -33,7 +33,8 @@ from lagom_overlap.planners.memory import depth_arcs
 from lagom_overlap.planners.ours import Ours
 from lagom_overlap.planners.predict import predict
 from lagom_overlap.planners.times import ModelTimes
-from lagom_overlap.workload import Iteration, TransformerModel, load_model
+from lagom_overlap.workload import Iteration
+from lagom_overlap.workload.models import TransformerModel, load_model
 from lagom_overlap.workload.papers.table2 import TENSOR_DEGREE, PaperStrategy, PaperWorkload, load_table2
 from lagom_overlap.workload.parallel import ParallelLayout
 from lagom_overlap.workload.precision import HALF

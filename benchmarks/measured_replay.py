@@ -30,9 +30,9 @@ from statistics import fmean, median
 from typing import Final
 
 from lagom_overlap.collective import Algorithm, CommConfig, Protocol
-from lagom_overlap.jobfile.registry import make_tuner
 from lagom_overlap.online.options import OnlineOptions
 from lagom_overlap.tuners.base import Trial
+from lagom_overlap.tuners.guard import make_tuner
 from lagom_overlap.tuners.problem import Assignment, Failure, Measurement, Outcome
 from lagom_overlap.tuners.study import Study
 from measured_choices import Choice, Noise

@@ -50,11 +50,10 @@ from lagom_overlap.collective.sites import SiteSetting, site_of
 from lagom_overlap.online.options import OnlineOptions
 from lagom_overlap.online.ranks import exchange as exchange_module
 from lagom_overlap.online.ranks.exchange import Exchange
-from lagom_overlap.online.ranks.leader import Leader
+from lagom_overlap.online.ranks.leader import Leader, study_factory
 from lagom_overlap.online.ranks.member import Member
 from lagom_overlap.online.ranks.messages import SETTLED, Report, SwitchState, WindowPlan
 from lagom_overlap.online.routes.base import CallCount, CallRecord, StepRecord
-from lagom_overlap.online.tuner import _study_factory
 
 CHANNELS: Final = (1, 2, 4, 8)
 CHUNKS: Final = (1 << 19, 1 << 20, 1 << 21)
@@ -430,7 +429,7 @@ def run(kind: str, noise: str, seed: int, num_steps: int) -> Outcome:
     job = Job(effects[kind](rng), NOISES[noise](Random(rng.random())), Random(rng.random()))
     leader = Leader(
         options,
-        _study_factory(options),
+        study_factory(options),
         num_ranks=1,
         route_name="simulated",
         started=SAVED if kind == "saved" or is_trusted else (),

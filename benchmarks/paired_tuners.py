@@ -33,13 +33,13 @@ from typing import Final
 from lagom_overlap.errors import BackendError, JobError, LagomError
 from lagom_overlap.interrupts import held_back
 from lagom_overlap.jobfile.build import groups_of, open_backend, request_of
-from lagom_overlap.jobfile.registry import check_tuner_name
 from lagom_overlap.jobfile.spec import JobSpec, read_job
 from lagom_overlap.record import (
     create_folder,
     write_private,
 )
 from lagom_overlap.tuners.problem import Assignment, GroupProblem
+from lagom_overlap.tuners.registry import check_tuner_name
 from lagom_overlap.verbs.compare import IterationTimes, measured_rounds, search
 from paired_rows import JobTable, Row, TunerRow, encoded, print_table, row_of
 from paired_surface import Sturdy, Surface, assignments_of, check_size, is_fixed, measure_surface, start_journal

@@ -36,9 +36,10 @@ from rich.table import Table
 
 from lagom_overlap.errors import JobError, LagomError
 from lagom_overlap.jobfile.build import groups_of, open_backend, request_of
-from lagom_overlap.jobfile.registry import check_tuner_name, make_tuner
 from lagom_overlap.jobfile.spec import JobSpec, read_job
+from lagom_overlap.tuners.guard import make_tuner
 from lagom_overlap.tuners.problem import GroupProblem
+from lagom_overlap.tuners.registry import check_tuner_name
 from measured_choices import read_choices, read_noise
 from measured_replay import print_rows, replay
 from measured_rows import exit_code_of, report_named

@@ -33,9 +33,9 @@ import msgspec
 
 from lagom_overlap.backends.base import Backend
 from lagom_overlap.jobfile.build import groups_of, open_backend, request_of
-from lagom_overlap.jobfile.registry import make_tuner
 from lagom_overlap.jobfile.spec import JobSpec, read_job
 from lagom_overlap.record import describe_machine, package_versions, utc_now
+from lagom_overlap.tuners.guard import make_tuner
 from lagom_overlap.tuners.problem import GroupProblem
 from lagom_overlap.tuners.study import Study
 from lagom_overlap.tuners.verdict import PairedRatio

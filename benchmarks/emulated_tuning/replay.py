@@ -24,9 +24,9 @@ from lagom_overlap.emulation.prices import CostModelPrices
 from lagom_overlap.emulation.protocol import Host, Op
 from lagom_overlap.emulation.recorder import Recorder
 from lagom_overlap.hardware import Cluster
-from lagom_overlap.nccl_plugin import ProcessCommunicator, TunerPlugin, encode_table
 from lagom_overlap.nccl_plugin.fake_host import FakeNccl, load_fake_library
-from lagom_overlap.nccl_plugin.library import installed_library
+from lagom_overlap.nccl_plugin.library import TunerPlugin, installed_library
+from lagom_overlap.nccl_plugin.table_writer import ProcessCommunicator, encode_table
 
 NUM_TAPED = 4
 MOST_JOINT = 4000

@@ -31,7 +31,6 @@ from run import SETUPS, emulated, prices_of, searched
 from lagom_overlap.collective import CollectiveKind, CommunicatorId, ConfigKey, ConfigSpace
 from lagom_overlap.emulation.clock import Operation
 from lagom_overlap.emulation.settings import EmulationSettings
-from lagom_overlap.jobfile.registry import make_tuner
 from lagom_overlap.nccl_plugin.library import installed_library
 from lagom_overlap.online.options import OnlineOptions
 from lagom_overlap.online.problems import JobProblems, job_problems
@@ -39,6 +38,7 @@ from lagom_overlap.online.program import groups_of, median_times, program_of, ti
 from lagom_overlap.online.ranks.messages import Report, merged
 from lagom_overlap.online.routes.base import CallRecord, StepRecord
 from lagom_overlap.tuners.base import Problems
+from lagom_overlap.tuners.guard import make_tuner
 from lagom_overlap.tuners.journal import StepKind
 from lagom_overlap.tuners.problem import Failure, Measurement, Outcome
 from lagom_overlap.tuners.study import Study

@@ -25,7 +25,8 @@ from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.engines.nccl.library import NcclLibrary
 from lagom_overlap.engines.nccl.local_ranks import Buffers, LocalRanks, make_buffers, poison, wrong_rank
 from lagom_overlap.engines.nccl.plugin_bench import SHARED_GPU
-from lagom_overlap.nccl_plugin import ProfiledCollective, ProfileRing, TunerPlugin, installed_library
+from lagom_overlap.nccl_plugin.library import TunerPlugin, installed_library
+from lagom_overlap.nccl_plugin.profile_log import ProfiledCollective, ProfileRing
 
 KINDS = (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE)
 NUM_CALLS = {1 << 20: 40, 16 << 20: 20, 128 << 20: 6}

@@ -12,7 +12,8 @@ from lagom_overlap.planners.centauri.planner import paper as centauri_paper
 from lagom_overlap.planners.deadline import Work
 from lagom_overlap.planners.megatron import baselines
 from lagom_overlap.planners.megatron.planner import Megatron
-from lagom_overlap.workload import CommOp, CompOp, Op, Phase, TransformerModel, load_model
+from lagom_overlap.workload import CommOp, CompOp, Op, Phase
+from lagom_overlap.workload.models import TransformerModel, load_model
 from lagom_overlap.workload.parallel import ParallelLayout
 from lagom_overlap.workload.rewrite.steps import PartitionGroups, Rewrite, Split
 from lagom_overlap.workload.step import Unit

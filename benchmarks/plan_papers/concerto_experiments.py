@@ -23,7 +23,8 @@ from lagom_overlap.planners.megatron.flags import MegatronFlags
 from lagom_overlap.planners.megatron.planner import Megatron
 from lagom_overlap.planners.predict import predict
 from lagom_overlap.planners.step_index import StepIndex
-from lagom_overlap.workload import CommOp, Op, TransformerModel
+from lagom_overlap.workload import CommOp, Op
+from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.parallel import ParallelLayout
 from lagom_overlap.workload.rewrite.apply import rewritten
 from lagom_overlap.workload.rewrite.fuse import same_kind

@@ -11,7 +11,8 @@ from lagom_overlap.planners.concerto.planner import Concerto
 from lagom_overlap.planners.deadline import Deadline, Work
 from lagom_overlap.planners.megatron.planner import Megatron
 from lagom_overlap.planners.predict import predict
-from lagom_overlap.workload import CommOp, Op, TransformerModel
+from lagom_overlap.workload import CommOp, Op
+from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.parallel import ParallelLayout
 from lagom_overlap.workload.precision import HALF
 from lagom_overlap.workload.step import Unit, program_step

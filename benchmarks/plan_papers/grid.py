@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from lagom_overlap.hardware import Cluster
 from lagom_overlap.planners.base import PlanProblem
 from lagom_overlap.planners.deadline import Work
-from lagom_overlap.workload import TransformerModel
+from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.parallel import ParallelLayout
 from lagom_overlap.workload.precision import HALF
 from lagom_overlap.workload.step import Unit, program_step

@@ -14,7 +14,8 @@ from lagom_overlap.planners.megatron.roles import MegatronRole, Roles
 from lagom_overlap.planners.predict import predict
 from lagom_overlap.planners.step_index import StepIndex
 from lagom_overlap.sim.framework import FrameworkModel
-from lagom_overlap.workload import Op, load_model
+from lagom_overlap.workload import Op
+from lagom_overlap.workload.models import load_model
 from lagom_overlap.workload.parallel import ParallelLayout
 from plan_papers.grid import Grid
 from plan_papers.judged import table

@@ -21,7 +21,7 @@ _HOMES = {
     "engines.fx.fsdp2_settings": ("Fsdp2Settings",),
     "engines.fx.inductor": ("PlanPass",),
     "export.inductor": ("PlannerDecision", "plan_compiled_graphs"),
-    "nccl_plugin": ("installed_library",),
+    "nccl_plugin.library": ("installed_library",),
     "verbs.plan_apply": ("PlanFile", "SettingsRun", "apply_fsdp2", "measure_fsdp2", "planned_step", "save_plans"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -12,7 +12,7 @@ from lagom_overlap.errors import LagomError as LagomError
 from lagom_overlap.export.inductor import PlannerDecision as PlannerDecision
 from lagom_overlap.export.inductor import plan_compiled_graphs as plan_compiled_graphs
 from lagom_overlap.jobfile.spec import JobSpec as JobSpec
-from lagom_overlap.nccl_plugin import installed_library as installed_library
+from lagom_overlap.nccl_plugin.library import installed_library as installed_library
 from lagom_overlap.online.options import OnlineOptions as OnlineOptions
 from lagom_overlap.online.tuner import OnlineTuner as OnlineTuner
 from lagom_overlap.results.analyze import AnalyzeResult as AnalyzeResult

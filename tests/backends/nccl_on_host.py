@@ -19,7 +19,7 @@ from lagom_overlap.cli import main
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.errors import TableError
 from lagom_overlap.hardware import load_preset
-from lagom_overlap.nccl_plugin import TunerPlugin
+from lagom_overlap.nccl_plugin.library import TunerPlugin
 
 PLUGIN, FAKE, RELEASE, *ARGUMENTS = sys.argv[1:]
 

@@ -6,11 +6,20 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from lagom_overlap.backends.base import BackendRequest, SpaceLimits
-from lagom_overlap.backends.bundle import header_line, parse_header
+from lagom_overlap.backends.base import BackendRequest
 from lagom_overlap.backends.recorded import open_backend
-from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, ConfigSpace, Protocol, Subspace
+from lagom_overlap.collective import (
+    Algorithm,
+    Collective,
+    CollectiveKind,
+    CommConfig,
+    ConfigSpace,
+    Protocol,
+    SpaceLimits,
+    Subspace,
+)
 from lagom_overlap.errors import BundleError, SpaceError
+from lagom_overlap.tuners.bundle import header_line, parse_header
 from lagom_overlap.tuners.problem import Failure, GroupProblem, Measurement
 from lagom_overlap.tuners.rows import assignment_of, group_row, outcome_of
 from lagom_overlap.workload import CommOp, CompOp, Gemm, OverlapGroup

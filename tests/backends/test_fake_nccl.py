@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from c_build import build_libraries
 
-from lagom_overlap.backends import Backend, BackendRequest, SpaceLimits
+from lagom_overlap.backends import Backend, BackendRequest
 from lagom_overlap.backends.fake_nccl import FakeNcclBackend
 from lagom_overlap.backends.simulated import open_backend as open_simulated
-from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, Protocol
+from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, Protocol, SpaceLimits
 from lagom_overlap.errors import BackendError, SpaceError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.nccl_plugin.fake_host import RELEASES, WITH_CHUNKS

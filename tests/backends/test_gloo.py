@@ -22,7 +22,7 @@ pytest.importorskip("torch")
 from forked_ranks import forked_ranks
 
 import lagom_overlap
-from lagom_overlap.backends import BackendRequest, SpaceLimits
+from lagom_overlap.backends import BackendRequest
 from lagom_overlap.backends.gloo import (
     RankBackend,
     backend,
@@ -36,7 +36,7 @@ from lagom_overlap.backends.gloo import (
 )
 from lagom_overlap.backends.gloo.link import EmulatedLink
 from lagom_overlap.backends.gloo.space import space_within
-from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, Protocol, Transport
+from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, Protocol, SpaceLimits, Transport
 from lagom_overlap.engines.messages import Measure, Ready, Wrong
 from lagom_overlap.errors import BackendError, MissingDependencyError, RankError, SpaceError, WrongResultError
 from lagom_overlap.timeline import SpanKind

@@ -6,8 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from lagom_overlap.backends.base import BackendRequest, SpaceLimits
-from lagom_overlap.backends.bundle import header_line, parse_header
+from lagom_overlap.backends.base import BackendRequest
 from lagom_overlap.backends.recorded import open_backend as open_recorded
 from lagom_overlap.backends.simulated import open_backend
 from lagom_overlap.collective import (
@@ -17,6 +16,7 @@ from lagom_overlap.collective import (
     LaunchConfig,
     LaunchOrder,
     LaunchSpace,
+    SpaceLimits,
     StreamPriority,
     launch_of,
     launched,
@@ -25,6 +25,7 @@ from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.errors import LagomError, SpaceError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.sim import GroupSimulator
+from lagom_overlap.tuners.bundle import header_line, parse_header
 from lagom_overlap.tuners.problem import Failure, GroupProblem, Measurement
 from lagom_overlap.tuners.rows import GroupRow, assignment_of, group_row, outcome_of
 from lagom_overlap.units import MIB

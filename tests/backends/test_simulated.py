@@ -4,9 +4,9 @@ from statistics import mean, median, stdev
 
 import pytest
 
-from lagom_overlap.backends import Backend, BackendRequest, SpaceLimits
+from lagom_overlap.backends import Backend, BackendRequest
 from lagom_overlap.backends.simulated import open_backend
-from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, Protocol, Transport
+from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, Protocol, SpaceLimits, Transport
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.errors import JobError, SpaceError, UnknownNameError
 from lagom_overlap.hardware import Cluster, Gpu, Link, LinkKind

@@ -14,8 +14,8 @@ pytest.importorskip("torch")
 from forked_ranks import forked_ranks
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, but not marked as re-exported
 
-from lagom_overlap.backends import BackendRequest, SpaceLimits
-from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, Protocol
+from lagom_overlap.backends import BackendRequest
+from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, Protocol, SpaceLimits
 from lagom_overlap.errors import BackendError, RankError, SpaceError
 from lagom_overlap.lab.backend import WorkersBackend, open_backend, space_within
 from lagom_overlap.lab.engine import WorkersLibrary

@@ -16,7 +16,8 @@ from lagom_overlap.capturing.models.named import capture_named, captured_names  
 from lagom_overlap.capturing.models.vision import WideResNet, vision_step  # noqa: E402
 from lagom_overlap.collective import CollectiveKind  # noqa: E402
 from lagom_overlap.errors import JobError, UnknownNameError  # noqa: E402
-from lagom_overlap.workload import Gemm, Phase, load_model  # noqa: E402
+from lagom_overlap.workload import Gemm, Phase  # noqa: E402
+from lagom_overlap.workload.models import load_model  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]  # a shared machine may be slow
 

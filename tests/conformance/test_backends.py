@@ -9,11 +9,11 @@ import pytest
 from c_build import build_libraries
 
 from lagom_overlap.backends import Backend, BackendRequest, gloo, recorded, simulated
-from lagom_overlap.backends.bundle import header_line
 from lagom_overlap.backends.fake_nccl import FakeNcclBackend
 from lagom_overlap.collective import Collective, CollectiveKind, CommConfig
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.timeline import SpanKind
+from lagom_overlap.tuners.bundle import header_line
 from lagom_overlap.tuners.problem import Failure, GroupProblem, Measurement
 from lagom_overlap.tuners.rows import group_row
 from lagom_overlap.units import MIB

@@ -29,7 +29,8 @@ from lagom_overlap.planners.ours import Ours
 from lagom_overlap.planners.predict import predict
 from lagom_overlap.planners.schedule import check, lower_bound
 from lagom_overlap.planners.times import ModelTimes, origin_name
-from lagom_overlap.workload import CommOp, Gemm, Iteration, MemoryBound, Op, TransformerModel
+from lagom_overlap.workload import CommOp, Gemm, Iteration, MemoryBound, Op
+from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.parallel import ParallelLayout
 from lagom_overlap.workload.rewrite.apply import rewritten
 from lagom_overlap.workload.step import Unit, program_step

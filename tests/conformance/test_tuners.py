@@ -26,12 +26,13 @@ from lagom_overlap.collective import (
     Subspace,
     launch_of,
 )
-from lagom_overlap.tuners import Guarded, Problems, Trial, Tuner
 from lagom_overlap.tuners.autoccl import AutoCcl
+from lagom_overlap.tuners.base import Problems, Trial, Tuner
 from lagom_overlap.tuners.both_sides import BothSides
 from lagom_overlap.tuners.descent import Descent
 from lagom_overlap.tuners.exhaustive import Exhaustive
 from lagom_overlap.tuners.fixed import Default, FixedMax, FixedMin
+from lagom_overlap.tuners.guard import Guarded
 from lagom_overlap.tuners.lagom import Lagom
 from lagom_overlap.tuners.model_based import ModelBased
 from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Measurement, Outcome

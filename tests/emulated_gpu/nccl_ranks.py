@@ -430,7 +430,8 @@ def grouped(n: Nccl) -> None:
 def swaps(n: Nccl) -> None:
     """Tables are swapped between steps while others are in flight: each call runs by the table of its step."""
     from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigKey, ConfigTable
-    from lagom_overlap.nccl_plugin import ProcessCommunicator, TunerPlugin, encode_table
+    from lagom_overlap.nccl_plugin.library import TunerPlugin
+    from lagom_overlap.nccl_plugin.table_writer import ProcessCommunicator, encode_table
 
     plugin = TunerPlugin(Path(os.environ["NCCL_TUNER_PLUGIN"]))
     name = CommunicatorId(description="nccl", ranks=tuple(range(n.num_ranks)), creation_order=0)

@@ -9,7 +9,7 @@ from c_build import build_libraries
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.cost.nccl.tables import write_tables
 from lagom_overlap.hardware import load_preset
-from lagom_overlap.nccl_plugin import ProfiledCollective, read_profile
+from lagom_overlap.nccl_plugin.profile_log import ProfiledCollective, read_profile
 
 TOY_S = 10e-6  # client.h: an operation without a coordinator
 LINE = re.compile(r"(\w+): (\d+) Bytes -> Algo (\w+) proto (\w+) channel\{Lo\.\.Hi\}=\{(\d+)\.\.(\d+)\}")

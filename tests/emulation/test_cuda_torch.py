@@ -11,8 +11,8 @@ import pytest
 from lagom_overlap.cost.operators import load_operators
 from lagom_overlap.cost.operators.times import OperatorTimes
 from lagom_overlap.hardware import load_preset
-from lagom_overlap.nccl_plugin import read_profile, read_record
-from lagom_overlap.nccl_plugin.record_log import Flag
+from lagom_overlap.nccl_plugin.profile_log import read_profile
+from lagom_overlap.nccl_plugin.record_log import Flag, read_record
 from lagom_overlap.workload import Gemm, MemoryBound
 from ports import free_port
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lagom_overlap.nccl_plugin import installed_library, read_profile
+from lagom_overlap.nccl_plugin.library import installed_library
+from lagom_overlap.nccl_plugin.profile_log import read_profile
 from lagom_overlap.units import NS
 from lagom_overlap.verbs.emulate import EmulateRequest, run_emulate
 

@@ -20,9 +20,10 @@ from lagom_overlap.export.env_file import env_file
 from lagom_overlap.export.megatron_yaml import megatron_yaml
 from lagom_overlap.export.nvidia_csv import nvidia_csv
 from lagom_overlap.export.plugin_table import plugin_table
-from lagom_overlap.nccl_plugin import ProcessCommunicator, decode_table
 from lagom_overlap.nccl_plugin.box import Box
 from lagom_overlap.nccl_plugin.capability import BoxMaps, CapabilityMap, MapKey, write_map
+from lagom_overlap.nccl_plugin.table_reader import decode_table
+from lagom_overlap.nccl_plugin.table_writer import ProcessCommunicator
 from lagom_overlap.units import KIB, MIB
 
 AG, RS, AR, A2A = (

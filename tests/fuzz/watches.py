@@ -24,10 +24,11 @@ from lagom_overlap.collective.sites import SiteSetting, site_of
 from lagom_overlap.engines import gloo_space
 from lagom_overlap.export.saved import SavedSettings, write_saved
 from lagom_overlap.online import launch_session
+from lagom_overlap.online.adapters.gloo import ADAPTERS
 from lagom_overlap.online.device import engine_in_use
 from lagom_overlap.online.routes import gloo, sibling
 from lagom_overlap.online.routes.sibling_adapters import attach, attach_all_to_all
-from lagom_overlap.online.tuner import ADAPTERS, OnlineTuner
+from lagom_overlap.online.tuner import OnlineTuner
 from lagom_overlap.record import utc_now
 
 LEAST_BYTES = 1 << 10

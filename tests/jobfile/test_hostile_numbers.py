@@ -25,7 +25,7 @@ from lagom_overlap.jobfile.build import groups_of, limits_of
 from lagom_overlap.jobfile.online_settings import read_online_deployment
 from lagom_overlap.jobfile.spec import parse_job
 from lagom_overlap.jobfile.step import job_step
-from lagom_overlap.nccl_plugin import encode_table
+from lagom_overlap.nccl_plugin.table_writer import encode_table
 from lagom_overlap.toml_tables import parse_toml
 from lagom_overlap.workload.parallel import ParallelLayout
 

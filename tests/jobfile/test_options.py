@@ -8,7 +8,9 @@ import pytest
 
 from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, ConfigSpace, Protocol, Subspace
 from lagom_overlap.errors import JobError
-from lagom_overlap.jobfile.registry import PLANNERS, TUNERS, _load, entry_point_names, make_planner, make_tuner
+from lagom_overlap.jobfile.registry import make_planner
+from lagom_overlap.registry import PLANNERS, TUNERS, entry_point_names, load
+from lagom_overlap.tuners.guard import make_tuner
 from lagom_overlap.tuners.problem import GroupProblem
 from lagom_overlap.workload import CommOp, CompOp, MemoryBound, OverlapGroup
 
@@ -21,7 +23,7 @@ def options_of(kind: str) -> list[tuple[str, str, object, object]]:
     """(name, option, allowed value, refused value) of everything registered."""
     found = []
     for name in entry_point_names(kind):
-        factory = _load(kind, "thing", name)
+        factory = load(kind, "thing", name)
         hints = get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
         for parameter in inspect.signature(factory).parameters.values():
             if parameter.kind is not parameter.KEYWORD_ONLY or parameter.name in NOT_OPTIONS:

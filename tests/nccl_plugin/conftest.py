@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lagom_overlap.nccl_plugin import write_table
 from lagom_overlap.nccl_plugin.library import TunerPlugin
+from lagom_overlap.nccl_plugin.table_writer import write_table
 
 sys.path.insert(0, str(Path(__file__).parent))  # the helpers next to the tests
 

@@ -3,9 +3,10 @@
 from functools import partial
 from pathlib import Path
 
-from lagom_overlap import nccl_plugin
-from lagom_overlap.nccl_plugin import ProfileLog, RecordLog
+from lagom_overlap.nccl_plugin import profile_log, record_log
 from lagom_overlap.nccl_plugin.library import TunerPlugin
+from lagom_overlap.nccl_plugin.profile_log import ProfileLog
+from lagom_overlap.nccl_plugin.record_log import RecordLog
 
 LIBRARY: list[Path] = []
 """The plug-in of the test that runs."""
@@ -20,16 +21,16 @@ def flushed(path: Path) -> Path:
 
 
 def read_profile(path: Path) -> ProfileLog:
-    return nccl_plugin.read_profile(flushed(path))
+    return profile_log.read_profile(flushed(path))
 
 
 def read_record(path: Path) -> RecordLog:
-    return nccl_plugin.read_record(flushed(path))
+    return record_log.read_record(flushed(path))
 
 
-def profile_ring(path: Path) -> nccl_plugin.ProfileRing:
-    return nccl_plugin.ProfileRing(path, partial(flushed, path))
+def profile_ring(path: Path) -> profile_log.ProfileRing:
+    return profile_log.ProfileRing(path, partial(flushed, path))
 
 
-def record_ring(path: Path) -> nccl_plugin.RecordRing:
-    return nccl_plugin.RecordRing(path, partial(flushed, path))
+def record_ring(path: Path) -> record_log.RecordRing:
+    return record_log.RecordRing(path, partial(flushed, path))

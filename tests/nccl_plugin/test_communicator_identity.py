@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigKey, ConfigTable
-from lagom_overlap.nccl_plugin import ProcessCommunicator, encode_table, write_table
 from lagom_overlap.nccl_plugin.fake_host import RELEASES
+from lagom_overlap.nccl_plugin.table_writer import ProcessCommunicator, encode_table, write_table
 
 MIB = 1 << 20
 AR = CollectiveKind.ALL_REDUCE

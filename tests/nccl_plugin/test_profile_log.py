@@ -8,9 +8,9 @@ import pytest
 from own_rings import flushed, profile_ring, read_profile
 from played_profiler import CHANNEL, COLLECTIVE, COLLECTIVE_CALL, PlayedComm
 
-from lagom_overlap import nccl_plugin
 from lagom_overlap.collective import Algorithm, CollectiveKind, Protocol
 from lagom_overlap.errors import TableError
+from lagom_overlap.nccl_plugin import profile_log
 from lagom_overlap.nccl_plugin import table_layout as layout
 from lagom_overlap.nccl_plugin.profile_log import ProfileFlag
 from lagom_overlap.nccl_plugin.ring_file import RingFile
@@ -301,7 +301,7 @@ def test_a_ring_that_is_truncated_while_it_is_read_is_an_error_and_not_the_end_o
         comm.run(comm.launch("AllReduce", 4, "ncclInt8", 1), {0: (1, 2)})
     copy = tmp_path / "copy"  # the plug-in would mend its own
     copy.write_bytes(flushed(profile).read_bytes())
-    ring = nccl_plugin.ProfileRing(copy)
+    ring = profile_log.ProfileRing(copy)
     assert ring.process_id == os.getpid()
     for num_bytes in (layout.RING_HEADER.itemsize + 10 * layout.PROFILE_ENTRY.itemsize, 8, 0):
         os.truncate(copy, num_bytes)
@@ -316,7 +316,7 @@ def test_a_ring_that_begins_anew_in_the_same_file_is_an_error(make_comm, profile
     for _ in range(40):
         comm.run(comm.launch("AllReduce", 4, "ncclInt8", 1), {0: (1, 2)})
     copy.write_bytes(flushed(profile).read_bytes())
-    ring = nccl_plugin.ProfileRing(copy)
+    ring = profile_log.ProfileRing(copy)
     assert len(ring.take().collectives) == 40
     copy.write_bytes(few)
     with pytest.raises(TableError, match="was begun anew"):
@@ -345,4 +345,4 @@ def test_what_is_no_ring_or_not_ours_alone_is_refused(make_comm, profile, tmp_pa
     (tmp_path / "zeros").write_bytes(bytes(4096))
     for name in ("link", "fifo", "short", "zeros", "missing"):
         with pytest.raises(TableError):
-            nccl_plugin.ProfileRing(tmp_path / name)
+            profile_log.ProfileRing(tmp_path / name)

@@ -9,10 +9,10 @@ import pytest
 from c_build import build_libraries
 from own_rings import flushed, read_record, record_ring
 
-from lagom_overlap import nccl_plugin
 from lagom_overlap.collective import Algorithm, CollectiveKind, CommConfig, Protocol
 from lagom_overlap.collective.size_class import LEAST_BYTES
 from lagom_overlap.errors import TableError
+from lagom_overlap.nccl_plugin import record_log
 from lagom_overlap.nccl_plugin.fake_host import RELEASES, WITH_CHUNKS, HostCall, HostMode
 from lagom_overlap.nccl_plugin.record_log import Flag
 from lagom_overlap.online.events import rank_of
@@ -143,7 +143,7 @@ def test_a_file_that_is_no_record_is_refused(open_nccl, record, damage):
     open_nccl("2.30").comm()
     record.write_bytes(flushed(record).read_bytes()[:-1] if damage == "short" else damage)
     with pytest.raises(TableError):
-        nccl_plugin.read_record(record)
+        record_log.read_record(record)
 
 
 def test_a_ring_is_read_piece_by_piece_each_entry_once(open_nccl, use_table, record):
@@ -193,7 +193,7 @@ def test_a_step_writes_what_is_new_once_it_is_a_sixteenth_of_the_ring(open_nccl,
         for _ in range(2):
             comm.run(AR, MIB)
         plugin.step()
-        seen.append(len(nccl_plugin.read_record(record).decisions))
+        seen.append(len(record_log.read_record(record).decisions))
     assert seen == [0, 4, 4]  # of 64 entries
 
 
@@ -215,7 +215,7 @@ def test_a_process_that_ends_leaves_its_record_whole_and_a_forked_child_leaves_i
     command = [sys.executable, child, fake_library._name]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
-    log = nccl_plugin.read_record(record)
+    log = record_log.read_record(record)
     assert [d.num_bytes for d in log.decisions] == [MIB, 2 * MIB]
 
 

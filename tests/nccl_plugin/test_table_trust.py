@@ -13,10 +13,10 @@ from tuner_rows import encode_rows
 from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigTable
 from lagom_overlap.collective.sites import keys_of
 from lagom_overlap.errors import TableError
-from lagom_overlap.nccl_plugin import decode_table, encode_table, write_table
 from lagom_overlap.nccl_plugin import table_layout as layout
 from lagom_overlap.nccl_plugin.fake_host import HostMode
-from lagom_overlap.nccl_plugin.table_writer import table_checksum
+from lagom_overlap.nccl_plugin.table_reader import decode_table
+from lagom_overlap.nccl_plugin.table_writer import encode_table, table_checksum, write_table
 
 MIB = 1 << 20
 AR = CollectiveKind.ALL_REDUCE

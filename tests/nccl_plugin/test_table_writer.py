@@ -19,8 +19,9 @@ from lagom_overlap.collective import (
 )
 from lagom_overlap.collective.sites import NO_CYCLES, cycles_of, keys_of
 from lagom_overlap.errors import OutputError, TableError
-from lagom_overlap.nccl_plugin import ProcessCommunicator, decode_table, encode_table, read_table, write_table
 from lagom_overlap.nccl_plugin.table_layout import GRAIN_BYTES, KINDS
+from lagom_overlap.nccl_plugin.table_reader import decode_table, read_table
+from lagom_overlap.nccl_plugin.table_writer import ProcessCommunicator, encode_table, write_table
 
 FSDP = CommunicatorId(description="fsdp", ranks=(0, 1, 2, 3))
 TP = CommunicatorId(description="tp", ranks=(0, 1))

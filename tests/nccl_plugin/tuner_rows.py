@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 
 from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigKey, ConfigTable
 from lagom_overlap.collective.sites import cycles_of, keys_of
-from lagom_overlap.nccl_plugin import ProcessCommunicator, encode_table
+from lagom_overlap.nccl_plugin.table_writer import ProcessCommunicator, encode_table
 
 FSDP = CommunicatorId(description="fsdp", ranks=tuple(range(8)))
 

@@ -25,12 +25,12 @@ from typing import Any
 
 import lagom_overlap
 from forked_python import ForkedPython
-from lagom_overlap.backends.bundle import parse_header
 from lagom_overlap.collective import CollectiveKind, CommConfig
 from lagom_overlap.collective.sites import CallType, Site, SiteSetting
 from lagom_overlap.errors import LagomError
 from lagom_overlap.export.saved import SavedSettings, read_saved, write_saved
 from lagom_overlap.online.journal import whole_lines
+from lagom_overlap.tuners.bundle import parse_header
 from ports import free_port
 
 SRC = str(Path(lagom_overlap.__file__).parents[1])

@@ -13,7 +13,8 @@ from job_of_threads import FakeStore
 from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigKey, ConfigTable
 from lagom_overlap.errors import BackendError
 from lagom_overlap.export.plugin_table import CHECKSUM_VARIABLE, checksum_of
-from lagom_overlap.nccl_plugin import ProcessCommunicator, TunerPlugin, encode_table, write_table
+from lagom_overlap.nccl_plugin.library import TunerPlugin
+from lagom_overlap.nccl_plugin.table_writer import ProcessCommunicator, encode_table, write_table
 from lagom_overlap.online.agreed_table import apply_on_all, meet
 from lagom_overlap.online.ranks.exchange import StoreLost
 from lagom_overlap.units import MIB

@@ -289,7 +289,7 @@ def test_torchs_flag_is_set_and_given_back() -> None:
 def test_the_environment_of_a_launched_job_names_a_carve_out(capsys: pytest.CaptureFixture[str]) -> None:
     import torch
 
-    from lagom_overlap.online.launch_session import carved_out
+    from lagom_overlap.online.launch_fixed import carved_out
 
     assert carved_out({}, 0) is None
     with pytest.raises(JobError, match="LAGOM_SM_CARVEOUT is 'eight'"):

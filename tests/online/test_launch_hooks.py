@@ -13,10 +13,10 @@ from job_of_threads import FakeStore
 from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigKey, ConfigTable
 from lagom_overlap.errors import BackendError
 from lagom_overlap.export.plugin_table import CHECKSUM_VARIABLE, checksum_of
-from lagom_overlap.nccl_plugin import ProcessCommunicator, encode_table, write_table
 from lagom_overlap.nccl_plugin.fake_host import FakeNccl, load_fake_library
 from lagom_overlap.nccl_plugin.library import TunerPlugin
-from lagom_overlap.online import launch_hooks, launch_session
+from lagom_overlap.nccl_plugin.table_writer import ProcessCommunicator, encode_table, write_table
+from lagom_overlap.online import launch_fixed, launch_hooks, launch_session
 from lagom_overlap.online.replaced_ranks import ReplacedRanks
 from lagom_overlap.units import MIB
 
@@ -124,13 +124,13 @@ def test_what_replaces_ranks_and_was_made_before_us_or_is_of_another_release_cou
 
 
 def begin_fixed(environment):
-    return launch_session.Fixed(launch_session.plugin_of(environment), environment)
+    return launch_fixed.Fixed(launch_fixed.plugin_of(environment), environment)
 
 
 @pytest.mark.parametrize("saved_under", ["ours", "another", ""])
 def test_settings_saved_under_another_engine_are_not_applied(nccl, tmp_path, monkeypatch, capsys, saved_under):
-    monkeypatch.setattr(launch_session, "engine_in_use", lambda: "ours")
-    monkeypatch.setattr(launch_session, "carved_out", lambda environment, rank: None)
+    monkeypatch.setattr(launch_fixed, "engine_in_use", lambda: "ours")
+    monkeypatch.setattr(launch_fixed, "carved_out", lambda environment, rank: None)
     comm = nccl.comm()
     environment = {"NCCL_TUNER_PLUGIN": os.environ["NCCL_TUNER_PLUGIN"], "RANK": "0"}
     begin_fixed(environment | {"LAGOM_RUN_ENGINE": saved_under})
@@ -143,10 +143,10 @@ def test_a_job_of_one_rank_and_each_rank_of_more_takes_the_table_from_memory_or_
     nccl, monkeypatch, capsys, lacks
 ):
     """Whose file it is does not matter; a file that is gone is no table, whatever NCCL's own loader took before."""
-    monkeypatch.setattr(launch_session, "carved_out", lambda environment, rank: None)
-    monkeypatch.setattr(launch_session, "dist", SimpleNamespace(get_rank=lambda: 0, get_world_size=lambda: 1))
+    monkeypatch.setattr(launch_fixed, "carved_out", lambda environment, rank: None)
+    monkeypatch.setattr(launch_fixed, "dist", SimpleNamespace(get_rank=lambda: 0, get_world_size=lambda: 1))
     store = FakeStore()
-    monkeypatch.setattr(launch_session, "store_of", lambda name, timeout_s: store)
+    monkeypatch.setattr(launch_fixed, "store_of", lambda name, timeout_s: store)
     path = Path(os.environ["LAGOM_TABLE"])
     environment = {"NCCL_TUNER_PLUGIN": os.environ["NCCL_TUNER_PLUGIN"], "RANK": "0", "LAGOM_TABLE": str(path)}
     environment[CHECKSUM_VARIABLE] = checksum_of(path.read_bytes())
@@ -173,12 +173,10 @@ class StoreGone:
 def test_a_rank_that_fails_before_it_meets_the_others_decides_by_no_table(nccl, tmp_path, monkeypatch, what):
     """They miss its "yes" and run NCCL's own choice, and so must it, whatever NCCL's own loader took."""
     monkeypatch.setattr(launch_session, "nccl_in_use", lambda: (2, 30, 3))
-    monkeypatch.setattr(
-        launch_session,
-        "dist",
-        SimpleNamespace(get_rank=lambda: 0, get_world_size=lambda: 2, get_backend=lambda: "nccl"),
-    )
-    monkeypatch.setattr(launch_session, "store_of", lambda name, timeout_s: StoreGone())
+    of_two = SimpleNamespace(get_rank=lambda: 0, get_world_size=lambda: 2, get_backend=lambda: "nccl")
+    for module in (launch_session, launch_fixed):
+        monkeypatch.setattr(module, "dist", of_two)
+    monkeypatch.setattr(launch_fixed, "store_of", lambda name, timeout_s: StoreGone())
     if what == "files":
         monkeypatch.setattr(launch_session, "JsonLines", gone)
     path = Path(os.environ["LAGOM_TABLE"])
@@ -200,7 +198,7 @@ def test_a_rank_that_fails_before_it_meets_the_others_decides_by_no_table(nccl, 
 
 @pytest.mark.parametrize(("size", "said"), [(64, ""), (8, "a row for none of the job's 2 collectives"), (0, "no call")])
 def test_a_table_that_fits_nothing_the_job_calls_is_said_once(nccl, monkeypatch, capsys, size, said):
-    monkeypatch.setattr(launch_session, "carved_out", lambda environment, rank: None)
+    monkeypatch.setattr(launch_fixed, "carved_out", lambda environment, rank: None)
     comm = nccl.comm()
     environment = {"NCCL_TUNER_PLUGIN": os.environ["NCCL_TUNER_PLUGIN"], "RANK": "0"}
     marking = begin_fixed(environment)

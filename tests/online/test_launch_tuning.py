@@ -10,7 +10,8 @@ torch = pytest.importorskip("torch")
 from lagom_overlap.errors import OutputError  # noqa: E402
 from lagom_overlap.online import launch_session  # noqa: E402
 from lagom_overlap.online.events import JsonLines, PrometheusFile  # noqa: E402
-from lagom_overlap.online.launch_session import Fixed, Rank, Tuning  # noqa: E402
+from lagom_overlap.online.launch_fixed import Fixed  # noqa: E402
+from lagom_overlap.online.launch_session import Rank, Tuning  # noqa: E402
 from lagom_overlap.online.launch_steps import is_trained  # noqa: E402
 from lagom_overlap.online.ranks.messages import SwitchState  # noqa: E402
 

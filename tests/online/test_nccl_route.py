@@ -9,14 +9,18 @@ torch = pytest.importorskip("torch")
 
 from lagom_overlap.collective import ConfigTable  # noqa: E402
 from lagom_overlap.errors import BackendError, JobError, LagomError  # noqa: E402
-from lagom_overlap.nccl_plugin import TunerPlugin, encode_table  # noqa: E402
+from lagom_overlap.nccl_plugin.library import TunerPlugin  # noqa: E402
+from lagom_overlap.nccl_plugin.table_writer import encode_table  # noqa: E402
+from lagom_overlap.online import device  # noqa: E402
+from lagom_overlap.online.device import nccl_in_use  # noqa: E402
 from lagom_overlap.online.graph_captures import GraphCaptures  # noqa: E402
 from lagom_overlap.online.guest import safely  # noqa: E402
 from lagom_overlap.online.replaced_ranks import ReplacedRanks  # noqa: E402
 from lagom_overlap.online.routes import nccl as nccl_route  # noqa: E402
 from lagom_overlap.online.routes.connections import Connections  # noqa: E402
-from lagom_overlap.online.routes.nccl import PLUGIN_OWNER, nccl_in_use, open_nccl_route  # noqa: E402
+from lagom_overlap.online.routes.nccl import open_nccl_route  # noqa: E402
 from lagom_overlap.online.routes.plugin import PluginRoute  # noqa: E402
+from lagom_overlap.online.routes.plugin_owner import PLUGIN_OWNER  # noqa: E402
 from lagom_overlap.online.routes.plugin_timer import KernelTimer  # noqa: E402
 from lagom_overlap.online.routes.profile_timer import ProfileTimer  # noqa: E402
 from lagom_overlap.units import MIB  # noqa: E402
@@ -179,12 +183,12 @@ def test_a_job_whose_ranks_are_replaced_while_others_run_on_is_not_tuned(environ
 
 def test_the_release_is_that_of_the_library_in_the_process_not_what_torch_was_compiled_with(monkeypatch):
     """A preloaded or replaced libnccl.so.2 is another one."""
-    monkeypatch.setattr(nccl_route.dist, "is_nccl_available", lambda: True)
-    monkeypatch.setattr(nccl_route.dist, "get_backend_config", lambda: "cuda:nccl,cpu:gloo")
+    monkeypatch.setattr(device.dist, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(device.dist, "get_backend_config", lambda: "cuda:nccl,cpu:gloo")
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 28, 9))
-    monkeypatch.setattr(nccl_route, "loaded_nccl", lambda: (2, 30, 7))
+    monkeypatch.setattr(device, "loaded_nccl", lambda: (2, 30, 7))
     assert nccl_in_use() == (2, 30, 7)
-    monkeypatch.setattr(nccl_route, "loaded_nccl", lambda: None)
+    monkeypatch.setattr(device, "loaded_nccl", lambda: None)
     assert nccl_in_use() == (2, 28, 9)
 
 

@@ -7,7 +7,7 @@ from lagom_overlap.backends.fake_nccl import Rehearsal
 from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.hardware import load_preset
-from lagom_overlap.nccl_plugin import RecordLog, read_record
+from lagom_overlap.nccl_plugin.record_log import RecordLog, read_record
 from lagom_overlap.online.observe_record import record_lines
 from lagom_overlap.units import KIB, MIB
 from lagom_overlap.workload import CommOp

@@ -20,6 +20,7 @@ from lagom_overlap.errors import BundleError
 from lagom_overlap.export.saved import read_saved, write_saved
 from lagom_overlap.online import device
 from lagom_overlap.online import tuner as online
+from lagom_overlap.online.adapters import gloo
 from lagom_overlap.online.graph_captures import GraphCaptures
 from lagom_overlap.online.job_profiler import OWN_PROFILER, OwnProfiler
 from lagom_overlap.online.ranks.exchange import Exchange
@@ -212,7 +213,7 @@ def test_an_adapter_that_cannot_attach_takes_back_those_before_it(monkeypatch: p
             raise TypeError("another torch")
 
     world = World(monkeypatch, 1)
-    monkeypatch.setattr(online, "ADAPTERS", {"first": Fits(), "second": Breaks()})
+    monkeypatch.setattr(gloo, "ADAPTERS", {"first": Fits(), "second": Breaks()})
     with pytest.raises(TypeError, match="another torch"):
         OnlineTuner(online.nn.Linear(1, 1), adapters=["first", "second"])
     assert undone == ["first"]

@@ -22,10 +22,9 @@ from lagom_overlap.collective.sites import cycles_of
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.errors import BackendError, TableError
 from lagom_overlap.hardware import load_preset
-from lagom_overlap.nccl_plugin import encode_table
 from lagom_overlap.nccl_plugin.capability import BoxMaps, CapabilityMap, Knobs, MapKey, MapRow, Outcome
 from lagom_overlap.nccl_plugin.fake_host import WITH_CHUNKS
-from lagom_overlap.nccl_plugin.table_writer import EncodedTable
+from lagom_overlap.nccl_plugin.table_writer import EncodedTable, encode_table
 from lagom_overlap.online.options import OnlineOptions
 from lagom_overlap.online.ranks.exchange import Exchange
 from lagom_overlap.online.ranks.leader import Leader

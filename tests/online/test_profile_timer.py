@@ -11,9 +11,9 @@ from played_profiler import COLLECTIVE_CALL, PlayedComm
 
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.errors import TableError
-from lagom_overlap.nccl_plugin import ProfiledCollective, TunerPlugin
 from lagom_overlap.nccl_plugin import table_layout as layout
-from lagom_overlap.nccl_plugin.profile_log import ProfileFlag
+from lagom_overlap.nccl_plugin.library import TunerPlugin
+from lagom_overlap.nccl_plugin.profile_log import ProfiledCollective, ProfileFlag
 from lagom_overlap.online.routes.plugin_events import ended, step_length_s, timed_calls
 from lagom_overlap.online.routes.profile_timer import CHECK_EVERY, MOST_MISSES, ProfileTimer, RingRecorder
 from lagom_overlap.units import MIB

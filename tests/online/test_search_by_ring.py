@@ -10,8 +10,7 @@ from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.collective.size_class import LEAST_BYTES
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.hardware import load_preset
-from lagom_overlap.nccl_plugin import ProfiledCollective
-from lagom_overlap.nccl_plugin.profile_log import ProfileFlag
+from lagom_overlap.nccl_plugin.profile_log import ProfiledCollective, ProfileFlag
 from lagom_overlap.online.ranks.messages import SwitchState
 from lagom_overlap.online.routes.connections import Connections
 from lagom_overlap.online.routes.plugin import PluginRoute

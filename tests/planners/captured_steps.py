@@ -11,8 +11,8 @@ from lagom_overlap.hardware import load_preset
 from lagom_overlap.planners.base import PlanProblem
 from lagom_overlap.planners.framework import framework_of
 from lagom_overlap.planners.times import ModelTimes
-from lagom_overlap.workload import TransformerModel
 from lagom_overlap.workload.issued import IssuedStep
+from lagom_overlap.workload.models import TransformerModel
 
 MODEL = TransformerModel(
     name="five-layers",

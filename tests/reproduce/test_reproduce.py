@@ -25,7 +25,8 @@ from lagom_overlap.reproduce.optimality import condition_of, optimum
 from lagom_overlap.reproduce.scaling import iteration_s
 from lagom_overlap.results.reproduce import ReproducedVerdict
 from lagom_overlap.sim import GroupSimulator, GroupTimes, simulate_iteration
-from lagom_overlap.workload import CompOp, find_overlap_groups, load_model
+from lagom_overlap.workload import CompOp, find_overlap_groups
+from lagom_overlap.workload.models import load_model
 from lagom_overlap.workload.papers import PaperStrategy, load_table2, paper_step
 from lagom_overlap.workload.papers.megatron_notes import gradient_iteration, notes_parts
 

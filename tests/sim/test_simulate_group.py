@@ -10,7 +10,8 @@ from lagom_overlap.collective import Collective, CollectiveKind, CommConfig
 from lagom_overlap.cost import ContentionModel
 from lagom_overlap.errors import SpaceError
 from lagom_overlap.sim import GroupSimulator, GroupTimes
-from lagom_overlap.timeline import Span, SpanKind, overlap_metrics
+from lagom_overlap.timeline import Span, SpanKind
+from lagom_overlap.timeline.metrics import overlap_metrics
 from lagom_overlap.units import KIB, MIB
 from lagom_overlap.workload import CommOp, CompOp, Kernel, OverlapGroup
 

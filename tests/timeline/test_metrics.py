@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lagom_overlap.timeline import Span, SpanKind, Timeline, overlap_metrics
-from lagom_overlap.timeline.metrics import merge_intervals
+from lagom_overlap.timeline import Span, SpanKind, Timeline
+from lagom_overlap.timeline.metrics import merge_intervals, overlap_metrics
 
 
 def span(kind: SpanKind, start: float, end: float, rank: int = 0) -> Span:

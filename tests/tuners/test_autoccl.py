@@ -7,9 +7,9 @@ from toy_overlap import TableOverlap, channels, channels_only, drive, measured, 
 
 from lagom_overlap.collective import Algorithm, CommConfig, ConfigSpace, Subspace
 from lagom_overlap.errors import SpaceError
-from lagom_overlap.jobfile.registry import search_measurements
 from lagom_overlap.tuners.autoccl import AutoCcl, learning_rate, next_neighbour
 from lagom_overlap.tuners.problem import Assignment, Measurement
+from lagom_overlap.tuners.registry import search_measurements
 
 
 def test_the_learning_rate_is_four_fifths_of_the_relative_improvement() -> None:

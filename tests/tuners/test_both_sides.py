@@ -21,11 +21,11 @@ from lagom_overlap.collective import (
     launched,
 )
 from lagom_overlap.errors import UnknownNameError
-from lagom_overlap.tuners import Guarded
 from lagom_overlap.tuners.autoccl import AutoCcl
 from lagom_overlap.tuners.both_sides import AroundInner, BothSides, channels_needed
 from lagom_overlap.tuners.exhaustive import Exhaustive
 from lagom_overlap.tuners.fixed import FixedMax
+from lagom_overlap.tuners.guard import Guarded
 from lagom_overlap.tuners.lagom import Lagom
 from lagom_overlap.tuners.model_based import ModelBased
 from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Measurement, Outcome

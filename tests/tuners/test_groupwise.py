@@ -3,8 +3,7 @@
 from toy_overlap import channels, channels_only, drive, measured, problem
 
 from lagom_overlap.collective import CommConfig
-from lagom_overlap.tuners import GroupwiseTuner, Probe, Search
-from lagom_overlap.tuners.groupwise import group_random
+from lagom_overlap.tuners.groupwise import GroupwiseTuner, Probe, Search, group_random
 from lagom_overlap.tuners.problem import Assignment, Failure, Measurement, Outcome
 
 SPACE = channels_only(1, 2, 4)

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from toy_overlap import Run, TableOverlap, channels, channels_only, drive, failing, measured, problem
 
 from lagom_overlap.collective import CommConfig, ConfigSpace, Subspace
-from lagom_overlap.tuners import Guarded, Problems, Trial, Tuner
 from lagom_overlap.tuners.autoccl import AutoCcl
+from lagom_overlap.tuners.base import Problems, Trial, Tuner
 from lagom_overlap.tuners.fixed import Default, FixedMax, FixedMin
+from lagom_overlap.tuners.guard import Guarded
 from lagom_overlap.tuners.lagom import Lagom
 from lagom_overlap.tuners.problem import Assignment, Failure, Measurement, Outcome
 from lagom_overlap.tuners.static_cap import StaticCap

@@ -10,7 +10,7 @@ from toy_overlap import channels_only, problem
 from lagom_overlap.collective import Algorithm, CommConfig, Protocol, Transport
 from lagom_overlap.errors import BundleError
 from lagom_overlap.timeline import Timeline
-from lagom_overlap.tuners import Entry, Step, StepKind, entries_from_json, entry_to_json
+from lagom_overlap.tuners.journal import Entry, Step, StepKind, entries_from_json, entry_to_json
 from lagom_overlap.tuners.problem import Failure, Measurement, Outcome
 
 PROBLEMS = (

@@ -12,7 +12,7 @@ from toy_overlap import Run, drive, failing, measured, problem
 
 from lagom_overlap.collective import Algorithm, CommConfig, ConfigSpace, Protocol, Subspace
 from lagom_overlap.errors import SpaceError, UnknownNameError
-from lagom_overlap.tuners import Problems
+from lagom_overlap.tuners.base import Problems
 from lagom_overlap.tuners.model_based import ModelBased
 from lagom_overlap.tuners.model_based.effort import EFFORTS, MOST_EFFORT, Drift
 from lagom_overlap.tuners.model_based.evidence import LEAST_SIGMA, PRIOR_SIGMA, Arms

@@ -8,11 +8,13 @@ from toy_overlap import TableOverlap, channels, channels_only, measured, problem
 
 from lagom_overlap.collective import CommConfig
 from lagom_overlap.errors import BackendError, BundleError
-from lagom_overlap.tuners import Guarded, Step, StepKind, Study, StudyPhase, entries_from_json, entry_to_json
 from lagom_overlap.tuners.exhaustive import Exhaustive
 from lagom_overlap.tuners.fixed import Default, FixedMin
+from lagom_overlap.tuners.guard import Guarded
+from lagom_overlap.tuners.journal import Step, StepKind, entries_from_json, entry_to_json
 from lagom_overlap.tuners.lagom import Lagom
 from lagom_overlap.tuners.problem import Assignment, Failure, Measurement, Outcome
+from lagom_overlap.tuners.study import Study, StudyPhase
 
 SPACE = channels_only(1, 2, 4)
 FIXED_MAX = (CommConfig(num_channels=4),)

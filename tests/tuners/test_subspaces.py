@@ -10,7 +10,7 @@ import pytest
 from model_based_reference import comm_times
 from toy_overlap import Run, drive, measured, problem
 
-from lagom_overlap.backends.base import BackendRequest, SpaceLimits
+from lagom_overlap.backends.base import BackendRequest
 from lagom_overlap.backends.simulated import SimulatedBackend
 from lagom_overlap.collective import (
     Algorithm,
@@ -19,6 +19,7 @@ from lagom_overlap.collective import (
     CommConfig,
     ConfigSpace,
     Protocol,
+    SpaceLimits,
     Subspace,
     Transport,
 )

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from lagom_overlap.collective import Collective, CollectiveKind, CommConfig, ConfigSpace, Subspace
-from lagom_overlap.tuners import Trial, Tuner
+from lagom_overlap.tuners.base import Trial, Tuner
 from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Measurement, Outcome
 from lagom_overlap.workload import CommOp, CompOp, Gemm, OverlapGroup
 

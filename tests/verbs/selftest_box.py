@@ -6,9 +6,8 @@ from pathlib import Path
 from lagom_overlap.collective import Algorithm, CollectiveKind, CommConfig, Protocol
 from lagom_overlap.cost.measured_surface import Point, Setting, Spread
 from lagom_overlap.engines.nccl.base import Benches, Facts, Reading
-from lagom_overlap.nccl_plugin import RecordedChunk, RecordLog
 from lagom_overlap.nccl_plugin.box import Box
-from lagom_overlap.nccl_plugin.record_log import Implementation
+from lagom_overlap.nccl_plugin.record_log import Implementation, RecordedChunk, RecordLog
 from lagom_overlap.nccl_plugin.tuning_log import LoggedCall, LoggedClamp, LoggedLimits, TuningLog
 from lagom_overlap.units import KIB, MIB
 from lagom_overlap.verbs.selftest import SelfTestRequest

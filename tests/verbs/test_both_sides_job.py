@@ -12,8 +12,8 @@ from lagom_overlap.cli import main
 from lagom_overlap.collective import LaunchOrder, LaunchSpace, StreamPriority
 from lagom_overlap.errors import JobError
 from lagom_overlap.jobfile.build import limits_of
-from lagom_overlap.jobfile.registry import TUNERS, entry_point_names
 from lagom_overlap.jobfile.spec import parse_job
+from lagom_overlap.registry import TUNERS, entry_point_names
 from lagom_overlap.verbs.run import LaunchRequest, RunMode, prepare
 
 JOB = """

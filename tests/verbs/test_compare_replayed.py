@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from stub_backend import UNTOUCHED_G, UNTOUCHED_H, Setting, StubBackend, assignment_of, job
 
-from lagom_overlap.backends.bundle import header_line
 from lagom_overlap.cli.main import main
 from lagom_overlap.errors import BackendError
 from lagom_overlap.jobfile.build import groups_of, request_of
 from lagom_overlap.results.compare import CompareRow
+from lagom_overlap.tuners.bundle import header_line
 from lagom_overlap.tuners.journal import Entry, Step, StepKind, entry_to_json
 from lagom_overlap.tuners.problem import Failure, Measurement
 from lagom_overlap.verbs.compare import REPLAYED, CompareRequest, run_compare

@@ -7,7 +7,7 @@ import pytest
 
 from lagom_overlap.cli import main
 from lagom_overlap.collective import CollectiveKind
-from lagom_overlap.nccl_plugin import read_table
+from lagom_overlap.nccl_plugin.table_reader import read_table
 
 PHI2 = """
 [job]

@@ -31,7 +31,6 @@ from stub_backend import (
 )
 
 from lagom_overlap import __version__
-from lagom_overlap.backends.bundle import parse_header
 from lagom_overlap.cli import main
 from lagom_overlap.errors import BackendError, OutputError, SpaceError, UnknownNameError
 from lagom_overlap.jobfile.build import groups_of, job_fingerprint
@@ -40,6 +39,7 @@ from lagom_overlap.jobfile.ground import Ground
 from lagom_overlap.jobfile.spec import parse_job
 from lagom_overlap.record import append_line, write_private
 from lagom_overlap.results.tune import TuneResult
+from lagom_overlap.tuners.bundle import parse_header
 from lagom_overlap.tuners.journal import StepKind, entries_from_json
 from lagom_overlap.verbs.tune import TuneRequest, run_tune
 

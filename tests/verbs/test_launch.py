@@ -15,7 +15,8 @@ import pytest
 from lagom_overlap.cli import main
 from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigKey, ConfigTable
 from lagom_overlap.errors import BundleError, JobError, LagomError, OutputError
-from lagom_overlap.nccl_plugin import encode_table, read_table
+from lagom_overlap.nccl_plugin.table_reader import read_table
+from lagom_overlap.nccl_plugin.table_writer import encode_table
 from lagom_overlap.verbs import run as launch
 from lagom_overlap.verbs.run import LaunchRequest, RunMode, command_of, prepare
 

@@ -13,11 +13,11 @@ from lagom_overlap.cost.nccl.machines import on_topology
 from lagom_overlap.errors import BundleError, JobError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.jobfile.build import groups_of, open_backend, request_of
-from lagom_overlap.jobfile.registry import check_takes_warm_start
 from lagom_overlap.jobfile.spec import JobSpec, parse_job, read_job
 from lagom_overlap.sim import GroupSimulator
 from lagom_overlap.tuners.base import Problems
 from lagom_overlap.tuners.problem import Measurement
+from lagom_overlap.tuners.registry import check_takes_warm_start
 from lagom_overlap.verbs.tune import TuneRequest, run_tune
 from lagom_overlap.verbs.warm_start import warm_start_of
 

@@ -6,8 +6,9 @@ import pytest
 
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.errors import JobError
-from lagom_overlap.workload import Gemm, find_overlap_groups, load_model
+from lagom_overlap.workload import Gemm, find_overlap_groups
 from lagom_overlap.workload.iteration import Iteration
+from lagom_overlap.workload.models import load_model
 from lagom_overlap.workload.papers import (
     PaperStrategy,
     domino_iteration,

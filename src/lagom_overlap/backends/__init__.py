@@ -3,6 +3,6 @@
 Concrete backends are not imported here: `jobfile.build` resolves their names, so that torch is loaded only when needed.
 """
 
-from lagom_overlap.backends.base import Backend, BackendRequest, SpaceLimits
+from lagom_overlap.backends.base import Backend, BackendRequest
 
-__all__ = ["Backend", "BackendRequest", "SpaceLimits"]
+__all__ = ["Backend", "BackendRequest"]

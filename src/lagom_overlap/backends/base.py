@@ -1,32 +1,14 @@
 """The seam between what is tuned and what runs it; the nouns of both sides are in `tuners.problem`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from lagom_overlap.collective import Algorithm, LaunchSpace, Transport
-from lagom_overlap.collective import Protocol as Protocol_
+from lagom_overlap.collective import SpaceLimits
 from lagom_overlap.cost.operators import OperatorConstants
 from lagom_overlap.hardware import Cluster
 from lagom_overlap.tuners.problem import Assignment, GroupProblem, Outcome
 from lagom_overlap.workload import OverlapGroup
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpaceLimits:
-    """The values that a job allows for each knob; None leaves the engine's own.
-
-    Sizes are chunks on the wire in bytes. An engine refuses (`SpaceError`) what it cannot set. `launches` holds the
-    values of the computation's side; None: it is left alone.
-    """
-
-    algorithms: tuple[Algorithm, ...] | None = None
-    protocols: tuple[Protocol_, ...] | None = None
-    transports: tuple[Transport, ...] | None = None
-    num_channels: tuple[int, ...] | None = None
-    num_threads: tuple[int, ...] | None = None
-    chunk_bytes: tuple[int, ...] | None = None
-    launches: LaunchSpace | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +26,7 @@ class BackendRequest:
     job_fingerprint: str
     seed: int = 0
     repeats: int = 1
-    limits: SpaceLimits = SpaceLimits()
+    limits: SpaceLimits = field(default_factory=SpaceLimits)
     cluster: Cluster | None = None
     profile: str = "plausible"
     noise: float = 0.0

@@ -37,10 +37,11 @@ from lagom_overlap.collective import (
 from lagom_overlap.collective.sites import cycles_of
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.errors import BackendError, JobError, SpaceError, TableError
-from lagom_overlap.nccl_plugin import ProcessCommunicator, TunerPlugin, encode_table, installed_library, write_table
 from lagom_overlap.nccl_plugin import fake_host as host
 from lagom_overlap.nccl_plugin.channel_limit import EVEN_GATHERS_ONLY
+from lagom_overlap.nccl_plugin.library import TunerPlugin, installed_library
 from lagom_overlap.nccl_plugin.table_layout import ALGORITHMS, KINDS, MAX_CHANNELS, PROTOCOLS
+from lagom_overlap.nccl_plugin.table_writer import ProcessCommunicator, encode_table, write_table
 from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Outcome, corners
 from lagom_overlap.workload import CommOp, OverlapGroup
 

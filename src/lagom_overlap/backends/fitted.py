@@ -6,9 +6,8 @@ model knows. Not an entry point: it needs constants and computations measured be
 
 from collections.abc import Mapping
 
-from lagom_overlap.backends.base import SpaceLimits
 from lagom_overlap.backends.gloo.space import space_within
-from lagom_overlap.collective import CommConfig
+from lagom_overlap.collective import CommConfig, SpaceLimits
 from lagom_overlap.cost.overlap_fit import FittedOverlap, OverlapConstants, predict
 from lagom_overlap.engines.gloo_space import whole_message
 from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Measurement, Outcome, corners

@@ -16,12 +16,12 @@ from types import MappingProxyType
 
 import msgspec
 
-from lagom_overlap.backends.base import BackendRequest, SpaceLimits
-from lagom_overlap.backends.bundle import MAX_BUNDLE_BYTES, BundleHeader, parse_header
+from lagom_overlap.backends.base import BackendRequest
 from lagom_overlap.backends.recorded_space import check_recorded, launches_within, within_limits
-from lagom_overlap.collective import ConfigSpace
+from lagom_overlap.collective import ConfigSpace, SpaceLimits
 from lagom_overlap.errors import BundleError, LagomError
 from lagom_overlap.record import read_regular
+from lagom_overlap.tuners.bundle import MAX_BUNDLE_BYTES, BundleHeader, parse_header
 from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Outcome
 from lagom_overlap.tuners.rows import GroupRow, assignment_of, outcome_of
 from lagom_overlap.workload import OverlapGroup

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from lagom_overlap.backends.base import SpaceLimits
-from lagom_overlap.collective import NO_LAUNCHES, ConfigSpace, LaunchSpace, Subspace
+from lagom_overlap.collective import NO_LAUNCHES, ConfigSpace, LaunchSpace, SpaceLimits, Subspace
 from lagom_overlap.collective.space import RESOURCE_KNOBS
 from lagom_overlap.errors import SpaceError
 

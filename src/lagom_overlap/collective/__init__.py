@@ -16,7 +16,15 @@ from lagom_overlap.collective.launch import (
 from lagom_overlap.collective.launched import LaunchedAssignment, launch_of, launched
 from lagom_overlap.collective.size_class import class_bytes, class_range
 from lagom_overlap.collective.slices import chunk_bytes_of_slice, slices_per_chunk
-from lagom_overlap.collective.space import CommunicatorId, ConfigKey, ConfigSpace, ConfigTable, Subspace, common_space
+from lagom_overlap.collective.space import (
+    CommunicatorId,
+    ConfigKey,
+    ConfigSpace,
+    ConfigTable,
+    SpaceLimits,
+    Subspace,
+    common_space,
+)
 
 __all__ = [
     "NO_LAUNCHES",
@@ -36,6 +44,7 @@ __all__ = [
     "LaunchSpace",
     "LaunchedAssignment",
     "Protocol",
+    "SpaceLimits",
     "StreamPriority",
     "Subspace",
     "Transport",

@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from lagom_overlap.collective.call import CollectiveKind
 from lagom_overlap.collective.config import UNTOUCHED, Algorithm, CommConfig, Protocol, Transport
-from lagom_overlap.collective.launch import LaunchConfig
+from lagom_overlap.collective.launch import LaunchConfig, LaunchSpace
 from lagom_overlap.collective.size_class import WIDTHS
 from lagom_overlap.errors import SpaceError
 
@@ -271,3 +271,20 @@ def _common(one: Subspace, other: Subspace) -> Subspace | None:
     if not (channels and threads and chunks):
         return None
     return replace(one, num_channels=channels, num_threads=threads, chunk_bytes=chunks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpaceLimits:
+    """The values that a job allows for each knob; None leaves the engine's own.
+
+    Sizes are chunks on the wire in bytes. An engine refuses (`SpaceError`) what it cannot set. `launches` holds the
+    values of the computation's side; None: it is left alone.
+    """
+
+    algorithms: tuple[Algorithm, ...] | None = None
+    protocols: tuple[Protocol, ...] | None = None
+    transports: tuple[Transport, ...] | None = None
+    num_channels: tuple[int, ...] | None = None
+    num_threads: tuple[int, ...] | None = None
+    chunk_bytes: tuple[int, ...] | None = None
+    launches: LaunchSpace | None = None

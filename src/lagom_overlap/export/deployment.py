@@ -13,9 +13,9 @@ from lagom_overlap.collective import (
     ConfigTable,
     LaunchConfig,
 )
-from lagom_overlap.nccl_plugin import ProcessCommunicator
 from lagom_overlap.nccl_plugin.capability import BoxMaps
 from lagom_overlap.nccl_plugin.size_ranges import CallSite
+from lagom_overlap.nccl_plugin.table_writer import ProcessCommunicator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ import hashlib
 from typing import Final
 
 from lagom_overlap.export.deployment import Deployment, Exported, site_words
-from lagom_overlap.nccl_plugin import encode_table
+from lagom_overlap.nccl_plugin.table_writer import encode_table
 
 FILE_NAME: Final = "lagom_table.bin"
 CHECKSUM_VARIABLE: Final = "LAGOM_RUN_TABLE"

@@ -10,9 +10,9 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from lagom_overlap.backends import nccl
-from lagom_overlap.backends.base import Backend, BackendRequest, SpaceLimits
+from lagom_overlap.backends.base import Backend, BackendRequest
 from lagom_overlap.backends.gloo import join_if_launched_by_torchrun
-from lagom_overlap.collective import Collective, LaunchSpace, chunk_bytes_of_slice
+from lagom_overlap.collective import Collective, LaunchSpace, SpaceLimits, chunk_bytes_of_slice
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.cost.operators import OperatorConstants
 from lagom_overlap.errors import JobError

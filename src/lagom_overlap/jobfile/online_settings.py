@@ -8,9 +8,9 @@ from lagom_overlap.collective.sites import cycles_for, key_of, standing_for
 from lagom_overlap.errors import JobError
 from lagom_overlap.export.deployment import Deployment
 from lagom_overlap.export.saved import SavedSettings, read_saved
-from lagom_overlap.nccl_plugin import ProcessCommunicator
 from lagom_overlap.nccl_plugin.channel_limit import most_channels
 from lagom_overlap.nccl_plugin.table_layout import MAX_COMMUNICATORS
+from lagom_overlap.nccl_plugin.table_writer import ProcessCommunicator
 from lagom_overlap.record import starts_with
 
 

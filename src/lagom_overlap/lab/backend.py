@@ -6,10 +6,10 @@ An instrument for comparing tuners, never a path of a product: see `lab.engine`.
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from lagom_overlap.backends.base import BackendRequest, SpaceLimits
+from lagom_overlap.backends.base import BackendRequest
 from lagom_overlap.backends.gloo import EngineLimits, RankBackend, require_torch
 from lagom_overlap.backends.gloo.launched import launched_num_ranks
-from lagom_overlap.collective import Collective, CommConfig, ConfigSpace, Protocol, Subspace
+from lagom_overlap.collective import Collective, CommConfig, ConfigSpace, Protocol, SpaceLimits, Subspace
 from lagom_overlap.errors import BackendError, SpaceError
 from lagom_overlap.lab.space import (
     CHANNELS,

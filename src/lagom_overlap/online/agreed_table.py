@@ -13,7 +13,8 @@ from pathlib import Path
 from lagom_overlap.engines.bounded import BoundedCalls, Overdue
 from lagom_overlap.errors import LagomError, TableError
 from lagom_overlap.export.plugin_table import CHECKSUM_VARIABLE, checksum_of
-from lagom_overlap.nccl_plugin import MAX_TABLE_BYTES, TunerPlugin
+from lagom_overlap.nccl_plugin.library import TunerPlugin
+from lagom_overlap.nccl_plugin.table_reader import MAX_TABLE_BYTES
 from lagom_overlap.online.options import DISABLE_VARIABLE, is_disabled
 from lagom_overlap.online.ranks.exchange import Exchange, Store, StoreLost
 from lagom_overlap.online.run_jobs import FIRST_WORLD_VARIABLE

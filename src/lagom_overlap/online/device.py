@@ -13,6 +13,9 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
+from lagom_overlap.nccl_plugin.loaded import loaded_nccl
+from lagom_overlap.nccl_plugin.support import NcclVersion
+
 _trained: list[weakref.ref[nn.Module]] = []
 """The model of this process's job, once it is known; one, or none."""
 
@@ -62,6 +65,13 @@ def engine_in_use() -> str:
     names = {type(_unwrapped(group._get_backend(kind))).__name__ for kind in kinds[:1]}
     release = ".".join(torch.__version__.split(".")[:2])
     return f"{names.pop() if names else dist.get_backend(group)} of torch {release}"
+
+
+def nccl_in_use() -> NcclVersion | None:
+    """The release of NCCL that the default process group uses; None if it uses another backend."""
+    if not dist.is_nccl_available() or "nccl" not in str(dist.get_backend_config()).lower():
+        return None
+    return loaded_nccl() or torch.cuda.nccl.version()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
 def _unwrapped(backend: Any) -> Any:

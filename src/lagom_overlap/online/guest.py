@@ -26,3 +26,8 @@ def _complain(text: str) -> None:
     from lagom_overlap.online.events import rank_of  # noqa: PLC0415 - a process without a word of ours needs none of it
 
     write_lines(f"lagom: the job runs without us (rank {rank_of()}): {' '.join(text.split())}")
+
+
+def say(lines: list[str]) -> None:
+    """Lines for people, on stderr: stdout is the job's."""
+    write_lines(*(f"lagom: {line}" for line in lines))

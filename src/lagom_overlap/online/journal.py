@@ -10,11 +10,9 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from lagom_overlap.backends.bundle import MAX_BUNDLE_BYTES, parse_header
-from lagom_overlap.errors import BundleError, OutputError
+from lagom_overlap.errors import OutputError
 from lagom_overlap.record import append_line, read_regular, write_private
-from lagom_overlap.tuners.base import Problems
-from lagom_overlap.tuners.journal import Entry, entries_from_json
+from lagom_overlap.tuners.bundle import MAX_BUNDLE_BYTES
 
 _log = logging.getLogger(__name__)
 
@@ -55,20 +53,3 @@ class JournalFile:
 def whole_lines(text: str) -> list[str]:
     """The lines of a journal, without one that was torn at the end."""
     return text[: text.rfind("\n") + 1].splitlines()
-
-
-def entries_of(lines: Sequence[str], problems: Problems, fingerprint: str) -> tuple[Entry, ...]:
-    """The entries of a journal of this very job.
-
-    Raises:
-        BundleError: if it is damaged or belongs to another job.
-    """
-    if not lines:
-        return ()
-    header = parse_header(lines[0], "the journal")
-    if header.job_fingerprint != fingerprint:
-        raise BundleError(
-            f"the journal was written for job {header.job_fingerprint}, this is {fingerprint}: "
-            "another model, number of ranks, tuner or seed, or calls that were hidden then and are waited for now"
-        )
-    return entries_from_json(lines[1:], problems, first_line=2)

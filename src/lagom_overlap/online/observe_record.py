@@ -8,8 +8,7 @@ from statistics import median
 from typing import Final
 
 from lagom_overlap.collective import CollectiveKind
-from lagom_overlap.nccl_plugin import RecordedDecision, RecordLog
-from lagom_overlap.nccl_plugin.record_log import Flag
+from lagom_overlap.nccl_plugin.record_log import Flag, RecordedDecision, RecordLog
 from lagom_overlap.units import format_bytes, format_seconds
 
 MOST_SITES: Final = 8

@@ -6,7 +6,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Final
 
-from lagom_overlap.tuners.study import MAX_PAIRS, MIN_PAIRS
+from lagom_overlap.tuners.problem import MAX_PAIRS, MIN_PAIRS
 
 MODE_VARIABLE: Final = "LAGOM_RUN_MODE"
 """What `lagom run` does in the ranks that it has started: observe, online, fixed."""

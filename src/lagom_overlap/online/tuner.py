@@ -21,7 +21,6 @@ from datetime import timedelta
 from functools import partial
 from itertools import count
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, cast
 
 import torch
@@ -31,44 +30,31 @@ from torch.distributed.distributed_c10d import _get_default_store
 from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817 - as everybody calls it
 
 from lagom_overlap import __version__
-from lagom_overlap.collective import ConfigKey, LaunchConfig, LaunchScope, LaunchSpace
+from lagom_overlap.collective import ConfigKey, LaunchConfig
 from lagom_overlap.collective.sites import RoleCycle, SiteSetting, key_of, role_cycles
 from lagom_overlap.engines.bounded import BoundedCalls, Overdue
-from lagom_overlap.errors import BackendError, BundleError, LagomError, UnknownNameError
+from lagom_overlap.errors import BackendError, BundleError, LagomError
 from lagom_overlap.export.saved import SavedSettings, read_saved, write_saved
-from lagom_overlap.jobfile.registry import check_tuner_name, make_tuner, searches_launches, takes_warm_start
-from lagom_overlap.online.adapters.base import Adapter
-from lagom_overlap.online.adapters.calls import CallsAdapter
-from lagom_overlap.online.adapters.ddp import DdpAdapter
-from lagom_overlap.online.adapters.fsdp2 import Fsdp2Adapter
-from lagom_overlap.online.device import DeviceEvent, engine_in_use, job_device, note_model
+from lagom_overlap.online.device import DeviceEvent, engine_in_use, job_device, nccl_in_use, note_model
 from lagom_overlap.online.graph_captures import GRAPH_CAPTURES
 from lagom_overlap.online.job_profiler import OWN_PROFILER, why_not_now
 from lagom_overlap.online.journal import JournalFile
 from lagom_overlap.online.options import DISABLE_VARIABLE, MODE_VARIABLE, OnlineOptions, is_disabled
 from lagom_overlap.online.ranks.exchange import Exchange, Store, StoreLost
-from lagom_overlap.online.ranks.leader import Leader
 from lagom_overlap.online.ranks.member import Adopted, Member, calls_so_far
 from lagom_overlap.online.ranks.messages import SETTLED, SwitchState
 from lagom_overlap.online.ranks.presence import Presence, RollCall
-from lagom_overlap.online.ranks.search import StudyFactory
 from lagom_overlap.online.replaced_ranks import REPLACED_RANKS
-from lagom_overlap.online.routes.base import Route
+from lagom_overlap.online.routes.base import GLOO, Route
 from lagom_overlap.online.routes.carve_out import open_compute_route
 from lagom_overlap.online.routes.compute import BothSidesRoute, ComputeRoute
-from lagom_overlap.online.routes.gloo import GlooRoute
-from lagom_overlap.online.routes.nccl import PLUGIN_OWNER, nccl_in_use, open_nccl_route
+from lagom_overlap.online.routes.plugin_owner import PLUGIN_OWNER
 from lagom_overlap.online.step_clock import EventClock
 from lagom_overlap.record import utc_now
-from lagom_overlap.tuners.base import Problems
-from lagom_overlap.tuners.study import Study
-from lagom_overlap.tuners.warm_start import WarmStart
+from lagom_overlap.tuners.registry import check_tuner_name, searches_launches
 
 _log = logging.getLogger(__name__)
 
-ADAPTERS: Final = MappingProxyType(
-    {adapter.name: adapter for adapter in cast("list[Adapter]", [Fsdp2Adapter(), DdpAdapter(), CallsAdapter()])}
-)
 PROFILED_APART: Final = 2
 """Where the profiler times the steps, every second one at most: see `job_profiler`."""
 _instances = count()
@@ -110,9 +96,10 @@ class OnlineTuner:
         chosen = replace(options or OnlineOptions(), **changes)  # type: ignore[arg-type]  # checked by the class
         check_tuner_name(chosen.tuner)
         if adapters is not None:
-            for name in adapters:
-                if name not in ADAPTERS:
-                    raise UnknownNameError.among("adapter", name, ADAPTERS)
+            # Not at the top, here and below: the side of gloo or of NCCL is loaded by a job on it.
+            from lagom_overlap.online.adapters.gloo import check_adapter_names  # noqa: PLC0415
+
+            check_adapter_names(adapters)
         self.model, self.optimizer, self.options = model, optimizer, chosen
         note_model(model)
         self._member: Member | None = None
@@ -151,7 +138,7 @@ class OnlineTuner:
             computation = compute or open_compute_route()
             self.options = chosen = _settable(chosen, computation)
             own_store = store_of(name, chosen.timeout_s)
-            self._collectives = route or _nccl_route(model, chosen) or _gloo_route(model, own_store, chosen, adapters)
+            self._collectives = route or _open_route(model, own_store, chosen, adapters)
             self._route: Route = BothSidesRoute(self._collectives, computation)
             undo.callback(self._route.close)
             undo.callback(presence.close)
@@ -258,17 +245,20 @@ class OnlineTuner:
         self, exchange: Exchange, presence: Presence, config: str | Path | None, journal: str | Path | None
     ) -> Member:
         route = self._route
-        is_profiled = route.name != GlooRoute.name
+        is_profiled = route.name != GLOO
         if is_profiled:
             OWN_PROFILER.watch()
         leader = None
         if exchange.rank == 0:
+            from lagom_overlap.online.ranks.leader import Leader  # noqa: PLC0415 - one rank searches
+            from lagom_overlap.online.ranks.search import study_factory  # noqa: PLC0415
+
             started, cycles, octaves = _started(
                 config, self._world_size, self._engine, route.is_exact if self.options.deterministic else None
             )
             leader = Leader(
                 self.options,
-                _study_factory(self.options),
+                study_factory(self.options),
                 num_ranks=self._world_size,
                 route_name=route.name,
                 started=started,
@@ -415,25 +405,16 @@ def store_of(name: str, timeout_s: float) -> Store:
     return cast("Store", dist.PrefixStore(f"lagom/{name}", base))  # type: ignore[attr-defined]
 
 
-def _nccl_route(model: nn.Module, options: OnlineOptions) -> Route | None:
-    """The route of a job on NCCL; None if it is on another backend."""
+def _open_route(model: nn.Module, store: Store, options: OnlineOptions, adapters: Sequence[str] | None) -> Route:
+    """The route of the job's backend."""
     nccl = nccl_in_use()
-    return None if nccl is None else open_nccl_route(model, nccl, new_algorithms=options.new_algorithms)
+    if nccl is not None:
+        from lagom_overlap.online.routes.nccl import open_nccl_route  # noqa: PLC0415
 
+        return open_nccl_route(model, nccl, new_algorithms=options.new_algorithms)
+    from lagom_overlap.online.adapters.gloo import open_gloo_route  # noqa: PLC0415
 
-def _gloo_route(model: nn.Module, store: Store, options: OnlineOptions, adapters: Sequence[str] | None) -> GlooRoute:
-    route = GlooRoute(store, meeting_timeout_s=options.timeout_s)  # type: ignore[arg-type]  # the same store, by its class
-    chosen = [a for name, a in ADAPTERS.items() if (a.fits(model) if adapters is None else name in adapters)]
-    with contextlib.ExitStack() as undo:
-        undo.callback(route.close)
-        for adapter in chosen:
-            route.on_close(adapter.attach(model, route))
-        undo.pop_all()
-    if not chosen:
-        _log.warning(
-            "no adapter fits %s: nothing will be tuned; allowed: %s", type(model).__name__, ", ".join(ADAPTERS)
-        )
-    return route
+    return open_gloo_route(model, store, options.timeout_s, adapters)
 
 
 def _settable(options: OnlineOptions, compute: ComputeRoute) -> OnlineOptions:
@@ -449,27 +430,6 @@ def _settable(options: OnlineOptions, compute: ComputeRoute) -> OnlineOptions:
         words = "sm_carveouts are not searched: tuner %r knows the collectives only, 'both_sides' searches both"
         _log.warning(words, options.tuner)
     return options
-
-
-def _study_factory(options: OnlineOptions) -> StudyFactory:
-    launches = LaunchSpace(sm_carveouts=options.sm_carveouts, scope=LaunchScope.STEP)
-    takes_warm = takes_warm_start(options.tuner)
-
-    def make(problems: Problems, warm: WarmStart | None) -> Study:
-        problems = tuple(replace(problem, launches=launches) for problem in problems)
-        if warm is not None and takes_warm:
-            _log.info("the search begins with %s", warm.source)
-        tuner = make_tuner(
-            options.tuner,
-            problems,
-            seed=options.seed,
-            options=options.tuner_options,
-            guarded=True,
-            warm=warm if takes_warm else None,
-        )
-        return Study(problems, tuner, seed=options.seed, num_pairs=options.num_pairs)
-
-    return make
 
 
 def _started(

@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
 
-from lagom_overlap.backends.base import BackendRequest, SpaceLimits
+from lagom_overlap.backends.base import BackendRequest
 from lagom_overlap.backends.simulated import SimulatedBackend
-from lagom_overlap.collective import Algorithm, CommConfig, Protocol, chunk_bytes_of_slice
+from lagom_overlap.collective import Algorithm, CommConfig, Protocol, SpaceLimits, chunk_bytes_of_slice
 from lagom_overlap.cost import Collectives, ContentionModel, Links, load_profile
 from lagom_overlap.hardware import load_preset
-from lagom_overlap.jobfile.registry import make_tuner
 from lagom_overlap.sim import GroupSimulator
 from lagom_overlap.tuners.base import Problems
+from lagom_overlap.tuners.guard import make_tuner
 from lagom_overlap.tuners.problem import Assignment, Measurement
 from lagom_overlap.units import KIB, MIB
 from lagom_overlap.workload import Iteration, OverlapGroup

@@ -23,7 +23,8 @@ from lagom_overlap.results.reproduce import Curve, Line, ReproducedVerdict
 from lagom_overlap.sim import simulate_iteration
 from lagom_overlap.timeline.metrics import overlap_metrics
 from lagom_overlap.units import GB_PER_S
-from lagom_overlap.workload import Iteration, load_model
+from lagom_overlap.workload import Iteration
+from lagom_overlap.workload.models import load_model
 from lagom_overlap.workload.papers.megatron_notes import (
     gather_iteration,
     gradient_iteration,

@@ -23,7 +23,7 @@ from lagom_overlap.reproduce.hidden import MICRO_BATCHES, STAGES, iterations_by_
 from lagom_overlap.reproduce.judge import NUMBER_SLACK, RANGE_SLACK, judge_number, judge_range, spread
 from lagom_overlap.results.reproduce import Curve, Line, ReproducedVerdict
 from lagom_overlap.sim.training import TrainingSimulator, TrainingTimes
-from lagom_overlap.workload import load_model
+from lagom_overlap.workload.models import load_model
 from lagom_overlap.workload.parallel import ParallelLayout
 
 GPUS: Final = (16, 32, 64, 128, 256, 512, 1024)

@@ -9,11 +9,14 @@ a small gain than a default that was better. It adopts nothing: the sequential t
 from collections.abc import Mapping
 from math import inf
 from statistics import quantiles
-from typing import Final
+from typing import Final, cast
 
+from lagom_overlap.errors import JobError
+from lagom_overlap.registry import TUNERS, checked_options, load
 from lagom_overlap.tuners.base import Problems, Trial, Tuner
 from lagom_overlap.tuners.one_trial import OneTrial
 from lagom_overlap.tuners.problem import Assignment, Failure, Measurement, Outcome
+from lagom_overlap.tuners.warm_start import WarmStart
 
 CLEAR_RATIO: Final = 1.5
 """Beyond this factor, either way, one sample of each decides.
@@ -182,3 +185,29 @@ def _times(outcome: Outcome) -> tuple[float, ...]:
 
 def _makespan_s(outcome: Outcome) -> float:
     return inf if isinstance(outcome, Failure) else outcome.makespan_s
+
+
+def make_tuner(
+    name: str,
+    problems: Problems,
+    *,
+    seed: int,
+    options: Mapping[str, object],
+    guarded: bool,
+    warm: WarmStart | None = None,
+) -> Tuner:
+    """The tuner of that name over these problems, under the guard if asked; `warm` if it takes one.
+
+    Raises:
+        UnknownNameError: if there is none.
+        JobError: if it has no such option, or the option's value is of another type or not allowed.
+    """
+    factory = load(TUNERS, "tuner", name)
+    checked = checked_options(factory, name, options)
+    try:
+        begin = {} if warm is None else {"warm": warm}
+        tuner = cast("Tuner", factory(problems, seed=seed, **checked, **begin))
+    except ValueError as error:
+        raise JobError(f"tune.options of tuner {name!r}: {error}") from None
+    guards_itself = getattr(factory, "guards_itself", False)  # the default was raced already: not a second time
+    return Guarded(tuner, problems) if guarded and not guards_itself else tuner

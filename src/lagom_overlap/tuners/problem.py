@@ -17,6 +17,9 @@ from lagom_overlap.workload import OverlapGroup
 
 IQR_OF_SIGMA: Final = 1.349
 """The interquartile range of a normal distribution in standard deviations."""
+MIN_PAIRS: Final = 3
+MAX_PAIRS: Final = 101
+"""Rounds of a verdict that may be asked for."""
 
 Assignment = tuple[CommConfig, ...]
 """One configuration per collective of a group, in the group's order."""

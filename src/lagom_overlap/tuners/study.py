@@ -14,12 +14,10 @@ from typing import Final
 from lagom_overlap.errors import BackendError, BundleError
 from lagom_overlap.tuners.base import Problems, Trial, Tuner, check_outcomes, problems_by_name
 from lagom_overlap.tuners.journal import Entry, Step, StepKind
-from lagom_overlap.tuners.problem import Assignment, Failure, Measurement, Outcome
+from lagom_overlap.tuners.problem import MAX_PAIRS, MIN_PAIRS, Assignment, Failure, Measurement, Outcome
 from lagom_overlap.tuners.sequential import Decision, Judgement, judged_pairs
 from lagom_overlap.tuners.verdict import DEFAULT_ARM, SAME_ARM, TUNED_ARM, Verdict, judge
 
-MIN_PAIRS: Final = 3
-MAX_PAIRS: Final = 101
 SAME_PAIRS: Final = 3
 """Pairs of the default in front of the rounds (the A/A phase); one, where its times repeat to the last bit."""
 UNCHANGED_PAIRS: Final = 9

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
 
-from lagom_overlap.nccl_plugin import ProfiledCollective, ProfiledNetwork, is_profile, read_profile
+from lagom_overlap.nccl_plugin.profile_log import ProfiledCollective, ProfiledNetwork, is_profile, read_profile
 from lagom_overlap.results.nccl_profile import NcclProfileResult, NetworkOfSite, ProfiledSite
 from lagom_overlap.units import NS
 

@@ -15,19 +15,15 @@ from lagom_overlap.errors import BackendError, JobError
 from lagom_overlap.interrupts import received
 from lagom_overlap.jobfile.build import groups_of, open_backend, request_of
 from lagom_overlap.jobfile.describe import notes_of
-from lagom_overlap.jobfile.registry import (
-    check_tuner_name,
-    entry_point_names,
-    make_tuner,
-    search_measurements,
-    takes_warm_start,
-)
 from lagom_overlap.jobfile.spec import JobSpec
 from lagom_overlap.jobfile.whole_step import WholeStep, check_fits
+from lagom_overlap.registry import entry_point_names
 from lagom_overlap.results.compare import CompareResult, CompareRow
 from lagom_overlap.tuners.base import Problems
+from lagom_overlap.tuners.guard import make_tuner
 from lagom_overlap.tuners.paired_interval import compared
 from lagom_overlap.tuners.problem import Assignment, Measurement
+from lagom_overlap.tuners.registry import check_tuner_name, search_measurements, takes_warm_start
 from lagom_overlap.tuners.study import Study
 from lagom_overlap.tuners.warm_start import WarmStart
 from lagom_overlap.verbs.compare_replayed import interval_of, makespans_of, noise_of

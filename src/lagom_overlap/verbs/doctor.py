@@ -13,13 +13,13 @@ from lagom_overlap.errors import MissingDependencyError
 from lagom_overlap.hardware import preset_names
 from lagom_overlap.jobfile.conflicts import conflicts
 from lagom_overlap.jobfile.nccl_conf import with_conf_files
-from lagom_overlap.jobfile.registry import BACKENDS, TUNERS, entry_point_names
-from lagom_overlap.nccl_plugin import installed_library
 from lagom_overlap.nccl_plugin.box import this_box
 from lagom_overlap.nccl_plugin.capability import BoxMaps, CapabilityMap
+from lagom_overlap.nccl_plugin.library import installed_library
 from lagom_overlap.nccl_plugin.loaded import installed_nccl
 from lagom_overlap.nccl_plugin.support import NCCL_OF_TORCH, Knob, Settable, best_route, support_of, tuner_version
 from lagom_overlap.record import describe_machine, package_versions
+from lagom_overlap.registry import BACKENDS, TUNERS, entry_point_names
 from lagom_overlap.results.doctor import DoctorCheck, DoctorResult, KnobSupport, SupportRow
 from lagom_overlap.workload.models import model_names
 from lagom_overlap.workload.step.releases import release_changes

@@ -23,10 +23,10 @@ from lagom_overlap.hardware import Cluster
 from lagom_overlap.jobfile.build import cluster_of, iteration_of
 from lagom_overlap.jobfile.online_settings import is_online_settings, read_online_deployment
 from lagom_overlap.jobfile.spec import JobSpec
-from lagom_overlap.nccl_plugin import ProcessCommunicator
 from lagom_overlap.nccl_plugin.capability import BoxMaps
 from lagom_overlap.nccl_plugin.loaded import installed_nccl
 from lagom_overlap.nccl_plugin.size_ranges import CallSite
+from lagom_overlap.nccl_plugin.table_writer import ProcessCommunicator
 from lagom_overlap.record import make_folder, open_regular, read_regular, write_private
 from lagom_overlap.results.export import ExportedFile, ExportResult
 from lagom_overlap.toml_tables import parse_toml

@@ -16,7 +16,6 @@ from typing import Final
 
 import msgspec
 
-from lagom_overlap.backends.bundle import parse_header
 from lagom_overlap.backends.fitted import FittedBackend, overlap_of
 from lagom_overlap.cost.overlap_fit import OverlapConstants, OverlapTimes, infer_from_default, scaled
 from lagom_overlap.cost.overlap_preset import FILE_NAME, read_constants
@@ -26,6 +25,7 @@ from lagom_overlap.jobfile.ground import Ground
 from lagom_overlap.jobfile.spec import JobSpec
 from lagom_overlap.record import read_regular
 from lagom_overlap.results.tune import PREDICTED
+from lagom_overlap.tuners.bundle import parse_header
 from lagom_overlap.tuners.journal import Entry, StepKind, entries_from_json
 from lagom_overlap.tuners.problem import Assignment, GroupProblem, Measurement
 from lagom_overlap.tuners.verdict import DEFAULT_ARM, SAME_ARM

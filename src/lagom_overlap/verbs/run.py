@@ -37,7 +37,9 @@ from lagom_overlap.jobfile.conflicts import conflicts
 from lagom_overlap.jobfile.nccl_conf import with_conf_files
 from lagom_overlap.jobfile.online_settings import is_online_settings, read_online_deployment
 from lagom_overlap.jobfile.run_folder import RUNS_FOLDER, check_folder, create_run_folder
-from lagom_overlap.nccl_plugin import MAX_TABLE_BYTES, decode_table, installed_library, read_table, write_table
+from lagom_overlap.nccl_plugin.library import installed_library
+from lagom_overlap.nccl_plugin.table_reader import MAX_TABLE_BYTES, decode_table, read_table
+from lagom_overlap.nccl_plugin.table_writer import write_table
 from lagom_overlap.record import OTHERS_MAY_WRITE, check_own_folder, read_regular
 
 MODE_VARIABLE: Final = "LAGOM_RUN_MODE"

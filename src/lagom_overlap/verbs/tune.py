@@ -10,20 +10,12 @@ from typing import Final
 import msgspec
 
 from lagom_overlap.backends.base import Backend
-from lagom_overlap.backends.bundle import header_line
 from lagom_overlap.errors import OutputError
 from lagom_overlap.export.configs import configs_toml
 from lagom_overlap.interrupts import held_back
 from lagom_overlap.jobfile.build import groups_of, open_backend, request_of
 from lagom_overlap.jobfile.describe import ONE_SIDED, OUT_OF_BUDGET, arm_words, notes_of
 from lagom_overlap.jobfile.ground import Ground
-from lagom_overlap.jobfile.registry import (
-    check_takes_warm_start,
-    check_tuner_name,
-    make_tuner,
-    search_measurements,
-    searches_launches,
-)
 from lagom_overlap.jobfile.run_folder import Journal, check_folder, create_run_folder
 from lagom_overlap.jobfile.spec import JobSpec
 from lagom_overlap.jobfile.whole_step import WholeStep, check_fits
@@ -32,6 +24,14 @@ from lagom_overlap.report.tune.page import render_tuning
 from lagom_overlap.results.base import encoded
 from lagom_overlap.results.tune import Search, TuneResult
 from lagom_overlap.trace.chrome_writer import chrome_trace
+from lagom_overlap.tuners.bundle import header_line
+from lagom_overlap.tuners.guard import make_tuner
+from lagom_overlap.tuners.registry import (
+    check_takes_warm_start,
+    check_tuner_name,
+    search_measurements,
+    searches_launches,
+)
 from lagom_overlap.tuners.study import Study
 from lagom_overlap.tuners.verdict import DEFAULT_ARM, TUNED_ARM
 from lagom_overlap.verbs.measure import Observer, Run, ignore

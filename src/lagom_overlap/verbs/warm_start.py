@@ -18,7 +18,6 @@ from typing import Any, Final
 
 import msgspec
 
-from lagom_overlap.backends.bundle import parse_header
 from lagom_overlap.collective import CommConfig
 from lagom_overlap.cost.nccl.choice import POINT_TO_POINT, candidates
 from lagom_overlap.cost.nccl.machines import on_topology
@@ -30,6 +29,7 @@ from lagom_overlap.record import read_regular
 from lagom_overlap.sim import GroupSimulator
 from lagom_overlap.toml_tables import parse_toml
 from lagom_overlap.tuners.base import Problems
+from lagom_overlap.tuners.bundle import parse_header
 from lagom_overlap.tuners.journal import entries_from_json
 from lagom_overlap.tuners.model_based import ModelBased
 from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Measurement, Outcome

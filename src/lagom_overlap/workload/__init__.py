@@ -1,7 +1,6 @@
 """What one training iteration does: operators on streams, overlap groups, named models."""
 
 from lagom_overlap.workload.iteration import Buffer, Iteration
-from lagom_overlap.workload.models import TransformerModel, load_model, model_names
 from lagom_overlap.workload.ops import (
     Access,
     Attention,
@@ -39,9 +38,6 @@ __all__ = [
     "Reduce",
     "ShardSpec",
     "TensorUse",
-    "TransformerModel",
     "Work",
     "find_overlap_groups",
-    "load_model",
-    "model_names",
 ]

@@ -14,7 +14,8 @@ from lagom_overlap.planners.centauri.planner import Centauri, paper
 from lagom_overlap.planners.deadline import Work
 from lagom_overlap.planners.predict import predict
 from lagom_overlap.planners.step_index import StepIndex
-from lagom_overlap.workload import CommOp, CompOp, Gemm, Iteration, MemoryBound, Op, TransformerModel
+from lagom_overlap.workload import CommOp, CompOp, Gemm, Iteration, MemoryBound, Op
+from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.parallel import ParallelLayout
 from lagom_overlap.workload.rewrite.apply import rewritten
 from lagom_overlap.workload.rewrite.steps import PartitionGroups, Split, Substitute, Substitution

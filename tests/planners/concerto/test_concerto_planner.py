@@ -11,7 +11,7 @@ from lagom_overlap.planners.concerto.planner import Concerto, paper
 from lagom_overlap.planners.deadline import Work
 from lagom_overlap.planners.predict import predict
 from lagom_overlap.planners.times import ModelTimes, ShapeTimes
-from lagom_overlap.workload import TransformerModel
+from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.parallel import ParallelLayout
 from lagom_overlap.workload.rewrite.apply import rewritten
 from lagom_overlap.workload.rewrite.steps import Split

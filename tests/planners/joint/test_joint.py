@@ -24,7 +24,8 @@ from lagom_overlap.planners.ours import Ours
 from lagom_overlap.planners.times import ModelTimes, ShapeTimes
 from lagom_overlap.sim import simulate_iteration
 from lagom_overlap.units import MIB
-from lagom_overlap.workload import CommOp, CompOp, Gemm, Iteration, MemoryBound, load_model
+from lagom_overlap.workload import CommOp, CompOp, Gemm, Iteration, MemoryBound
+from lagom_overlap.workload.models import load_model
 from lagom_overlap.workload.parallel import ParallelLayout
 from lagom_overlap.workload.rewrite.apply import rewritten
 from lagom_overlap.workload.rewrite.steps import Reorder, Split

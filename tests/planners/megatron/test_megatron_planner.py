@@ -27,7 +27,8 @@ from lagom_overlap.planners.megatron.roles import MegatronRole, Roles
 from lagom_overlap.planners.megatron.userbuffers import Fabric, userbuffer_sms
 from lagom_overlap.planners.predict import predict
 from lagom_overlap.planners.step_index import StepIndex
-from lagom_overlap.workload import CommOp, Gemm, Iteration, MemoryBound, Op, Phase, TransformerModel
+from lagom_overlap.workload import CommOp, Gemm, Iteration, MemoryBound, Op, Phase
+from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.parallel import ParallelLayout, PipelineSchedule
 from lagom_overlap.workload.step import program_step
 

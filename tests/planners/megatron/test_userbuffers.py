@@ -16,7 +16,7 @@ from lagom_overlap.planners.megatron.pipeline_advice import check_micro_batches,
 from lagom_overlap.planners.megatron.userbuffers import RegisteredBuffers, contended_s
 from lagom_overlap.planners.times import ModelTimes
 from lagom_overlap.sim.framework import FrameworkModel
-from lagom_overlap.workload import TransformerModel
+from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.parallel import ParallelLayout, PipelineSchedule
 from lagom_overlap.workload.step import program_step
 

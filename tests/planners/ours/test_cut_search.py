@@ -17,7 +17,7 @@ from lagom_overlap.planners.ours.cuts import Cut, Cutter, OpType, cuts_of, op_ty
 from lagom_overlap.planners.predict import predict
 from lagom_overlap.planners.schedule import check, task_graph
 from lagom_overlap.planners.times import ModelTimes
-from lagom_overlap.workload import TransformerModel
+from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.parallel import ParallelLayout
 from lagom_overlap.workload.rewrite.apply import rewritten
 from lagom_overlap.workload.rewrite.steps import Split

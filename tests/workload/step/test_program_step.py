@@ -2,7 +2,8 @@ import pytest
 
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.errors import JobError
-from lagom_overlap.workload import Gemm, Iteration, Phase, TransformerModel
+from lagom_overlap.workload import Gemm, Iteration, Phase
+from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.parallel import ParallelLayout, plan_stages, stage_memory
 from lagom_overlap.workload.step import Unit, program_step
 

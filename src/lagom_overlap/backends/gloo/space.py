@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from lagom_overlap.backends.base import SpaceLimits
-from lagom_overlap.collective import Collective, CommConfig, ConfigSpace, Subspace
+from lagom_overlap.collective import Collective, CommConfig, ConfigSpace, SpaceLimits, Subspace
 from lagom_overlap.engines.gloo_space import CHANNELS, check_config, gloo_space
 from lagom_overlap.errors import SpaceError
 

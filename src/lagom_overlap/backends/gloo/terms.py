@@ -3,9 +3,8 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from lagom_overlap.backends.base import SpaceLimits
 from lagom_overlap.backends.gloo.space import space_within
-from lagom_overlap.collective import Collective, CommConfig, ConfigSpace
+from lagom_overlap.collective import Collective, CommConfig, ConfigSpace, SpaceLimits
 from lagom_overlap.engines.gloo_space import check_collective, check_config, whole_message
 
 

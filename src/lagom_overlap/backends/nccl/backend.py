@@ -17,10 +17,9 @@ from lagom_overlap.backends.nccl.session import NcclSession
 from lagom_overlap.collective import CommConfig, ConfigSpace, Subspace
 from lagom_overlap.engines.messages import GroupMessage, Measured, Wrong
 from lagom_overlap.errors import BackendError, LagomError, SpaceError, WrongResultError
-from lagom_overlap.nccl_plugin import RecordedDecision
 from lagom_overlap.nccl_plugin.capability import BoxMaps
 from lagom_overlap.nccl_plugin.loaded import loaded_nccl
-from lagom_overlap.nccl_plugin.record_log import Flag
+from lagom_overlap.nccl_plugin.record_log import Flag, RecordedDecision
 from lagom_overlap.nccl_plugin.space import tuner_space
 from lagom_overlap.nccl_plugin.table_layout import KINDS as TUNER_KINDS
 from lagom_overlap.timeline import Timeline

@@ -12,7 +12,7 @@ from lagom_overlap.backends.nccl.backend import NcclBackend, follow
 from lagom_overlap.backends.nccl.device import CudaDevice
 from lagom_overlap.backends.nccl.launched import Launched
 from lagom_overlap.backends.nccl.session import NcclSession, PluginFiles
-from lagom_overlap.nccl_plugin import installed_library
+from lagom_overlap.nccl_plugin.library import installed_library
 
 LEAST_TIMEOUT_S: Final = 300.0
 """How long a rank waits for the others: NCCL's first collective on many nodes alone may take a minute."""

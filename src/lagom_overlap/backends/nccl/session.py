@@ -26,16 +26,11 @@ from lagom_overlap.engines.gloo_rank import Control
 from lagom_overlap.engines.messages import Measured, RunTimes, Wrong
 from lagom_overlap.engines.overlap_run import RankRunTimes
 from lagom_overlap.errors import BackendError, LagomError, SpaceError
-from lagom_overlap.nccl_plugin import (
-    ProcessCommunicator,
-    RecordedDecision,
-    RecordRing,
-    TunerPlugin,
-    encode_table,
-)
 from lagom_overlap.nccl_plugin.channel_limit import EVEN_GATHERS_ONLY
-from lagom_overlap.nccl_plugin.record_log import Flag
+from lagom_overlap.nccl_plugin.library import TunerPlugin
+from lagom_overlap.nccl_plugin.record_log import Flag, RecordedDecision, RecordRing
 from lagom_overlap.nccl_plugin.table_layout import KINDS as TUNER_KINDS
+from lagom_overlap.nccl_plugin.table_writer import ProcessCommunicator, encode_table
 from lagom_overlap.workload import CommOp, OverlapGroup
 
 WARM_UP_RUNS: Final = 2

@@ -35,7 +35,8 @@ from lagom_overlap.engines.fx.side_by_side import rates_side_by_side
 from lagom_overlap.engines.fx.slide import check_replicated
 from lagom_overlap.engines.fx.streams import StepRun, StreamedStep
 from lagom_overlap.errors import LagomError
-from lagom_overlap.timeline import SpanKind, Timeline, overlap_metrics
+from lagom_overlap.timeline import SpanKind, Timeline
+from lagom_overlap.timeline.metrics import overlap_metrics
 from lagom_overlap.workload.digest import graph_digest
 from lagom_overlap.workload.rewrite.tables import rewrite_of
 

@@ -6,8 +6,7 @@ from typing import Protocol
 
 from lagom_overlap.collective import CollectiveKind, CommConfig
 from lagom_overlap.cost.measured_surface import Point
-from lagom_overlap.nccl_plugin import RecordLog
-from lagom_overlap.nccl_plugin.record_log import Implementation
+from lagom_overlap.nccl_plugin.record_log import Implementation, RecordLog
 from lagom_overlap.nccl_plugin.tuning_log import LoggedLimits, TuningLog
 
 

@@ -26,18 +26,12 @@ from lagom_overlap.engines.nccl.cases import USUAL, divisible
 from lagom_overlap.engines.nccl.library import FIRST_WITH_SHARED_GPUS, NcclLibrary
 from lagom_overlap.engines.nccl.local_ranks import Buffers, LocalRanks, make_buffers, poison, wrong_rank
 from lagom_overlap.errors import BackendError
-from lagom_overlap.nccl_plugin import (
-    ProcessCommunicator,
-    RecordLog,
-    RecordRing,
-    TunerPlugin,
-    encode_table,
-    installed_library,
-)
 from lagom_overlap.nccl_plugin.channel_limit import EVEN_GATHERS_ONLY
-from lagom_overlap.nccl_plugin.record_log import Implementation
+from lagom_overlap.nccl_plugin.library import TunerPlugin, installed_library
+from lagom_overlap.nccl_plugin.record_log import Implementation, RecordLog, RecordRing
 from lagom_overlap.nccl_plugin.space import CHANNELS
 from lagom_overlap.nccl_plugin.support import tuner_version
+from lagom_overlap.nccl_plugin.table_writer import ProcessCommunicator, encode_table
 from lagom_overlap.nccl_plugin.tuning_log import TuningLog, read_tuning
 from lagom_overlap.units import KIB, MIB, MS
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic, perf_counter
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
@@ -29,12 +30,14 @@ from lagom_overlap.errors import BackendError
 from lagom_overlap.online.journal import JournalFile, whole_lines
 from lagom_overlap.online.ranks.exchange import Exchange, ReportMissing, StoreLost
 from lagom_overlap.online.ranks.in_force import InForce
-from lagom_overlap.online.ranks.leader import Leader
 from lagom_overlap.online.ranks.messages import Report, SwitchState, WindowPlan, merged
 from lagom_overlap.online.ranks.presence import Presence
 from lagom_overlap.online.routes.base import Route, StepRecord
 from lagom_overlap.online.step_clock import HostClock, StepClock
 from lagom_overlap.online.window import Observer, Totals, Window
+
+if TYPE_CHECKING:  # one rank has a leader, and it alone loads the search
+    from lagom_overlap.online.ranks.leader import Leader
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +68,7 @@ class Member:
         exchange: Exchange,
         route: Route,
         *,
-        leader: Leader | None = None,
+        leader: "Leader | None" = None,
         journal: JournalFile | None = None,
         is_exact_only: bool = False,
         why_stop: Callable[[], str] = str,

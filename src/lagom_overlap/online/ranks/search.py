@@ -8,22 +8,25 @@ default comes back. Pure, like all that rank 0 decides.
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Final
 
-from lagom_overlap.backends.bundle import header_line
+from lagom_overlap.collective import LaunchScope, LaunchSpace
 from lagom_overlap.collective.sites import SiteSetting
 from lagom_overlap.errors import BundleError
-from lagom_overlap.online.journal import entries_of, whole_lines
+from lagom_overlap.online.journal import whole_lines
 from lagom_overlap.online.options import OnlineOptions
 from lagom_overlap.online.payback import Payback
 from lagom_overlap.online.problems import JobProblems
 from lagom_overlap.online.ranks.messages import Report, SwitchState, WindowPlan, steps_that_count
 from lagom_overlap.online.ranks.plans import PROBATION_STEPS, Plans
 from lagom_overlap.tuners.base import Problems
-from lagom_overlap.tuners.journal import Entry, Step, StepKind, entry_to_json
+from lagom_overlap.tuners.bundle import header_line, parse_header
+from lagom_overlap.tuners.guard import make_tuner
+from lagom_overlap.tuners.journal import Entry, Step, StepKind, entries_from_json, entry_to_json
 from lagom_overlap.tuners.problem import Assignment, Failure, Measurement, Outcome
+from lagom_overlap.tuners.registry import takes_warm_start
 from lagom_overlap.tuners.study import Study, StudyPhase
 from lagom_overlap.tuners.verdict import DEFAULT_ARM, SAME_ARM
 from lagom_overlap.tuners.warm_start import WarmStart
@@ -80,7 +83,7 @@ class Search:
         lines = list(dict.fromkeys(whole_lines(text)))
         kept: Sequence[Entry] = ()
         try:
-            kept = entries_of(lines, self.job.problems, name)
+            kept = _entries_of(lines, self.job.problems, name)
             self.study.replay(kept)
             if kept:
                 _log.info("the journal holds %d measured settings of this job: going on behind them", len(kept))
@@ -177,3 +180,42 @@ class Search:
         reason = f"abandoned after one step: the step took {took}"
         read = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, Measurement)}
         return {name: Failure(reason, read.get(name)) for name in blamed}
+
+
+def study_factory(options: OnlineOptions) -> StudyFactory:
+    """What begins a search by the options' tuner."""
+    launches = LaunchSpace(sm_carveouts=options.sm_carveouts, scope=LaunchScope.STEP)
+    takes_warm = takes_warm_start(options.tuner)
+
+    def make(problems: Problems, warm: WarmStart | None) -> Study:
+        problems = tuple(replace(problem, launches=launches) for problem in problems)
+        if warm is not None and takes_warm:
+            _log.info("the search begins with %s", warm.source)
+        tuner = make_tuner(
+            options.tuner,
+            problems,
+            seed=options.seed,
+            options=options.tuner_options,
+            guarded=True,
+            warm=warm if takes_warm else None,
+        )
+        return Study(problems, tuner, seed=options.seed, num_pairs=options.num_pairs)
+
+    return make
+
+
+def _entries_of(lines: Sequence[str], problems: Problems, fingerprint: str) -> tuple[Entry, ...]:
+    """The entries of a journal of this very job.
+
+    Raises:
+        BundleError: if it is damaged or belongs to another job.
+    """
+    if not lines:
+        return ()
+    header = parse_header(lines[0], "the journal")
+    if header.job_fingerprint != fingerprint:
+        raise BundleError(
+            f"the journal was written for job {header.job_fingerprint}, this is {fingerprint}: "
+            "another model, number of ranks, tuner or seed, or calls that were hidden then and are waited for now"
+        )
+    return entries_from_json(lines[1:], problems, first_line=2)

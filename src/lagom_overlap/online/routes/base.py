@@ -33,6 +33,8 @@ from lagom_overlap.collective import (
 )
 
 NOTHING: Final = ConfigTable({})
+GLOO: Final = "gloo"
+"""The name of gloo's route, which a job on NCCL does not load."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,7 @@ from typing import Final
 
 from lagom_overlap.collective import Algorithm, CommunicatorId, ConfigTable
 from lagom_overlap.errors import BackendError
-from lagom_overlap.nccl_plugin import RecordedDecision
-from lagom_overlap.nccl_plugin.record_log import Flag, Implementation
+from lagom_overlap.nccl_plugin.record_log import Flag, Implementation, RecordedDecision
 from lagom_overlap.units import MIB, format_bytes
 
 _log = logging.getLogger(__name__)

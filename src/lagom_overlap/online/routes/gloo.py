@@ -44,6 +44,7 @@ from lagom_overlap.errors import BackendError
 from lagom_overlap.online.device import backend_of
 from lagom_overlap.online.guest import safely
 from lagom_overlap.online.routes.base import (
+    GLOO,
     NOTHING,
     CallCount,
     CallRecord,
@@ -79,7 +80,7 @@ class GlooRoute:
     What is done to the framework, and how it is taken back, is the adapter's.
     """
 
-    name = "gloo"
+    name = GLOO
     description = "slices and channels of torch's gloo, timed on the CPU"
 
     def __init__(self, store: Store, *, meeting_timeout_s: float = 60.0) -> None:

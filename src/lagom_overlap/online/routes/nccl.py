@@ -6,22 +6,19 @@ siblings need nothing. `LAGOM_ROUTE` chooses; without it, it is the route that s
 
 import logging
 import os
-import weakref
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 import torch
-from torch import distributed as dist
 from torch import nn
 
 from lagom_overlap.collective.size_class import LEAST_BYTES
 from lagom_overlap.errors import JobError
-from lagom_overlap.nccl_plugin import TunerPlugin
 from lagom_overlap.nccl_plugin.capability import BoxMaps
 from lagom_overlap.nccl_plugin.channel_limit import runs_uneven_gathers
-from lagom_overlap.nccl_plugin.loaded import loaded_nccl
+from lagom_overlap.nccl_plugin.library import TunerPlugin
 from lagom_overlap.nccl_plugin.support import Knob, NcclVersion, RouteName, best_route
 from lagom_overlap.online.device import DeviceEvent, job_device
 from lagom_overlap.online.events import rank_of
@@ -31,6 +28,7 @@ from lagom_overlap.online.routes.base import Route
 from lagom_overlap.online.routes.connections import Connections, connects_at_start
 from lagom_overlap.online.routes.plugin import PluginRoute
 from lagom_overlap.online.routes.plugin_events import StepTimer
+from lagom_overlap.online.routes.plugin_owner import PLUGIN_OWNER
 from lagom_overlap.online.routes.plugin_timer import KernelTimer
 from lagom_overlap.online.routes.profile_timer import ProfileTimer, RingRecorder
 from lagom_overlap.online.routes.sibling import SiblingRoute, open_nccl_sibling
@@ -43,13 +41,6 @@ ROUTE_VARIABLE: Final = "LAGOM_ROUTE"
 _PLUGIN_VARIABLES: Final = ("NCCL_TUNER_PLUGIN", "LAGOM_RECORD")
 FIRST_WITH_GPU_TIMES: Final = (2, 27)
 """The release whose profiler interface says when a collective ran on the GPU."""
-
-
-def nccl_in_use() -> NcclVersion | None:
-    """The release of NCCL that the default process group uses; None if it uses another backend."""
-    if not dist.is_nccl_available() or "nccl" not in str(dist.get_backend_config()).lower():
-        return None
-    return loaded_nccl() or torch.cuda.nccl.version()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
 def open_nccl_route(
@@ -139,47 +130,6 @@ def _step_timer(plugin: TunerPlugin, environment: Mapping[str, str], nccl: NcclV
         synchronize=partial(torch.cuda.synchronize, device),
         least_bytes=LEAST_BYTES,
     )
-
-
-class PluginOwner:
-    """The one route of this process that decides by the plug-in, which has one table.
-
-    A second one is refused while the first is in use. It is not once it was released (`OnlineTuner.close`), was
-    forgotten, or its process group is gone: a process that was restarted in place makes its tuner again.
-    """
-
-    def __init__(self) -> None:
-        self._route: weakref.ref[PluginRoute] | None = None
-        self._world: weakref.ref[object] | None = None
-        self._was_taken = self._is_released = False
-
-    def release(self, route: object) -> None:
-        """The route's tuner was closed: the next may take its place."""
-        if self._route is not None and self._route() is route:
-            self._is_released = True
-
-    def take(self, route: PluginRoute) -> None:
-        """Makes this route the one.
-
-        Raises:
-            JobError: if another is in use.
-        """
-        world = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
-        earlier = self._route() if self._route is not None else None
-        if earlier is not None and not earlier.is_closed:
-            is_same = world is not None and self._world is not None and self._world() is world
-            if is_same and not self._is_released:
-                raise JobError(
-                    "another tuner of this process decides by NCCL's plug-in: close it before making the next"
-                )
-            earlier.close()
-        if self._was_taken:
-            route.take_over()
-        self._route, self._was_taken, self._is_released = weakref.ref(route), True, False
-        self._world = weakref.ref(world) if world is not None else None
-
-
-PLUGIN_OWNER: Final = PluginOwner()
 
 
 def expanded(pattern: str, rank: int) -> Path:

@@ -31,18 +31,18 @@ from typing import Final
 from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigKey, ConfigSpace, ConfigTable
 from lagom_overlap.collective.size_class import LEAST_BYTES
 from lagom_overlap.errors import BackendError, SpaceError
-from lagom_overlap.nccl_plugin import (
-    ProcessCommunicator,
+from lagom_overlap.nccl_plugin.capability import BoxMaps
+from lagom_overlap.nccl_plugin.channel_limit import channels_within, may_be_uneven, most_channels
+from lagom_overlap.nccl_plugin.library import TunerPlugin
+from lagom_overlap.nccl_plugin.record_log import (
+    Flag,
+    Implementation,
     RecordedCommunicator,
     RecordedDecision,
     RecordRing,
-    TunerPlugin,
-    encode_table,
 )
-from lagom_overlap.nccl_plugin.capability import BoxMaps
-from lagom_overlap.nccl_plugin.channel_limit import channels_within, may_be_uneven, most_channels
-from lagom_overlap.nccl_plugin.record_log import Flag, Implementation
 from lagom_overlap.nccl_plugin.space import tuner_space
+from lagom_overlap.nccl_plugin.table_writer import ProcessCommunicator, encode_table
 from lagom_overlap.online.routes.base import NOTHING, CallCount, StepKeys, StepRecord
 from lagom_overlap.online.routes.connections import Connections
 from lagom_overlap.online.routes.plugin_events import StepTimer, step_record

@@ -37,8 +37,8 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from lagom_overlap.collective import CollectiveKind, CommunicatorId, ConfigKey, ConfigSpace, Subspace
 from lagom_overlap.errors import TableError, TraceError
-from lagom_overlap.nccl_plugin import ProfiledCollective, ProfileRing, TunerPlugin
-from lagom_overlap.nccl_plugin.profile_log import ProfileFlag
+from lagom_overlap.nccl_plugin.library import TunerPlugin
+from lagom_overlap.nccl_plugin.profile_log import ProfiledCollective, ProfileFlag, ProfileRing
 from lagom_overlap.online.program import groups_of, program_of, times_of
 from lagom_overlap.online.routes.launch_order import launched
 from lagom_overlap.online.routes.plugin_events import TimedCall, step_length_s, step_record, timed_calls

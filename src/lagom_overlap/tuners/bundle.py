@@ -8,11 +8,11 @@ from typing import Final
 
 import msgspec
 
-from lagom_overlap.backends.base import SpaceLimits
 from lagom_overlap.collective import (
     NO_LAUNCHES,
     ConfigSpace,
     LaunchSpace,
+    SpaceLimits,
 )
 from lagom_overlap.errors import BundleError, LagomError
 from lagom_overlap.tuners.problem import Assignment, GroupProblem

@@ -1,0 +1,146 @@
+"""A job that `lagom run --config` started: the launcher's table and carve-out, as soon as all ranks can."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from torch import distributed as dist
+from torch import nn
+
+from lagom_overlap.collective import LaunchConfig
+from lagom_overlap.errors import JobError, LagomError
+from lagom_overlap.export.env_file import CARVE_OUT_VARIABLE
+from lagom_overlap.export.plugin_table import CHECKSUM_VARIABLE
+from lagom_overlap.export.saved import other_engine, other_world
+from lagom_overlap.nccl_plugin.library import TunerPlugin
+from lagom_overlap.online.agreed_table import apply_on_all, meet
+from lagom_overlap.online.device import engine_in_use
+from lagom_overlap.online.events import rank_of
+from lagom_overlap.online.guest import say
+from lagom_overlap.online.options import OnlineOptions
+from lagom_overlap.online.ranks.exchange import StoreLost
+from lagom_overlap.online.routes.carve_out import open_compute_route
+from lagom_overlap.online.routes.compute import ComputeRoute
+from lagom_overlap.online.run_jobs import CONFIG_VARIABLE
+from lagom_overlap.online.tuner import store_of
+
+ENGINE_VARIABLE: Final = "LAGOM_RUN_ENGINE"
+"""The engine under which settings were found, as the launcher read it: what ranks decide by must be the same on all."""
+WORLD_VARIABLE: Final = "LAGOM_RUN_WORLD"
+"""With how many ranks they were found."""
+CHECKED_STEPS: Final = 2
+"""Steps after which a table that fits nothing is said to."""
+
+
+class Fixed:
+    """Puts the launcher's table in force, which does the rest by itself; says if it fits nothing.
+
+    Torch's SM carve-out, if the environment names one, is set once for the whole job.
+    """
+
+    def __init__(self, plugin: TunerPlugin | None, environment: Mapping[str, str]) -> None:
+        self._compute = carved_out(environment, rank_of(environment))
+        self._plugin = plugin
+        self._is_first, self._num_steps = rank_of(environment) == 0, 0
+        self._is_said = False
+        if self._plugin is None:
+            self._say("the job's process groups are not on NCCL")
+        elif why := _refusal(environment) or _apply(self._plugin, environment):
+            self._plugin.enable(is_enabled=False)
+            self._say(why)
+
+    def on_model(self, model: nn.Module) -> None:
+        """Nothing to do."""
+
+    def on_step(self) -> None:
+        """Says once what the first steps showed."""
+        self._num_steps += 1
+        if self._num_steps > CHECKED_STEPS:
+            self._say_misfit()
+
+    def on_update(self) -> None:
+        """Nothing."""
+
+    @staticmethod
+    def may_end() -> bool:
+        """Always: a table in force stays so, and needs no word of this rank's."""
+        return True
+
+    def close(self) -> None:
+        """Launches as before us again."""
+        if self._num_steps:
+            self._say_misfit()
+        if self._compute is not None:
+            self._compute.close()
+
+    def _say_misfit(self) -> None:
+        """Once: whether the table fits anything that the job calls."""
+        if self._is_said or self._plugin is None:
+            return
+        asked, matched = self._plugin.counts()
+        if not asked:
+            self._say("NCCL asked the plug-in about no call: nothing that a table can set was called")
+        elif not matched:
+            self._say(f"its table has a row for none of the job's {asked} collectives so far: nothing is set")
+        self._is_said = True
+
+    def _say(self, why: str) -> None:
+        self._is_said = True
+        if self._is_first:
+            say([f"--config is not applied: {why}"])
+
+
+def plugin_of(environment: Mapping[str, str]) -> TunerPlugin:
+    """The plug-in, which decides by no table of the launcher's until all ranks agree, whatever fails before."""
+    plugin = TunerPlugin(Path(environment["NCCL_TUNER_PLUGIN"]))
+    if CHECKSUM_VARIABLE in environment:
+        plugin.enable(is_enabled=False)
+    return plugin
+
+
+def _refusal(environment: Mapping[str, str]) -> str:
+    """Why what the launcher prepared must not be applied in this job; empty where it may.
+
+    All ranks run the same PyTorch, and this is before the job's own first call. The file is not read again here: what
+    one rank could not read, or another had replaced meanwhile, would part the ranks.
+    """
+    config, found_under = environment.get(CONFIG_VARIABLE, ""), environment.get(ENGINE_VARIABLE)
+    found_with = environment.get(WORLD_VARIABLE, "")
+    if found_with.isdecimal() and (refusal := other_world(config, int(found_with), dist.get_world_size())):
+        return refusal
+    return "" if found_under is None else other_engine(config, found_under, engine_in_use())
+
+
+def _apply(plugin: TunerPlugin, environment: Mapping[str, str]) -> str:
+    """Decides by the launcher's table where all ranks can; why they do not, empty where they do."""
+    if CHECKSUM_VARIABLE not in environment:
+        return ""
+    timeout_s = OnlineOptions().timeout_s
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    try:
+        exchange = meet(lambda name: store_of(name, timeout_s), rank=rank, num_ranks=num_ranks, timeout_s=timeout_s)
+    except StoreLost as error:  # the others wait for this rank's "yes" in vain, and refuse
+        return str(error)
+    return apply_on_all(plugin, exchange, environment)
+
+
+def carved_out(environment: Mapping[str, str], rank: int) -> ComputeRoute | None:
+    """The computation's side as the environment wants it, set; None where it says nothing or nothing can be set.
+
+    Raises:
+        JobError: if the variable is no whole number.
+    """
+    text = environment.get(CARVE_OUT_VARIABLE, "")
+    if not text:
+        return None
+    if not text.isdecimal():
+        raise JobError(f"{CARVE_OUT_VARIABLE} is {text!r}, must be a whole number of SMs")
+    compute, launch = open_compute_route(), LaunchConfig(sm_carveout=int(text))
+    try:
+        compute.check(launch)
+    except LagomError as error:
+        if rank == 0:
+            say([f"{CARVE_OUT_VARIABLE}={text} has no effect: {error}"])
+        return None
+    compute.apply(launch)
+    return compute
