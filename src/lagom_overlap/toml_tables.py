@@ -5,11 +5,13 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
-from typing import Any, Final, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Final, TypeVar, get_args, get_type_hints
 
 import msgspec
+from msgspec import Meta
 
 from lagom_overlap.errors import JobError, did_you_mean, in_words
+from lagom_overlap.units import format_bytes, parse_bytes
 
 _PLACE: Final = re.compile(r"(.*) - at `\$\.(.*)`$", re.DOTALL)
 _MISSING: Final = re.compile(r"Object missing required field `([^`]*)`$")
@@ -17,6 +19,11 @@ _NOT_AN_ENUM: Final = "Invalid enum value "
 Shape = TypeVar("Shape")
 _STEP: Final = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
+MAX_SIZE_BYTES: Final = 1 << 48
+Name = Annotated[str, Meta(min_length=1, max_length=120)]
+Count = Annotated[int, Meta(ge=1, le=MAX_SIZE_BYTES)]
+Size = str | Count
+"""Bytes as a number, or text with a unit: "32 MiB"."""
 
 MAX_KEY_DEPTH: Final = 32
 """Names that dots may join to one key. `tomllib` takes time and memory by the square of it: 20,000 took 41 s."""
@@ -58,6 +65,23 @@ def _check_depth(text: str) -> None:
             raise ValueError(f"line {line}: more than {MAX_KEY_DEPTH} names joined by dots, the most a key may have")
 
 
+def size_bytes(value: str | int, where: str) -> int:
+    """A size of a user's file in bytes.
+
+    Raises:
+        JobError: if the text is no size or is not positive.
+    """
+    if isinstance(value, int):
+        return value
+    try:
+        num_bytes = parse_bytes(value)
+    except ValueError as error:
+        raise JobError(f"{where}: {error}") from None
+    if not 1 <= num_bytes <= MAX_SIZE_BYTES:
+        raise JobError(f"{where}: {value!r} is outside 1 B to {format_bytes(MAX_SIZE_BYTES)}")
+    return num_bytes
+
+
 def from_table(table: Any, shape: type[Shape], source: str, where: str = "") -> Shape:  # any TOML value
     """The table as that dataclass; `where` is what stands before its keys, such as `operators.`.
 
@@ -80,7 +104,7 @@ def _unknown_keys(table: dict[str, Any], shape: type, where: str) -> Iterator[st
     for name in sorted(set(table) - set(allowed)):
         yield f"unknown key {where + name!r}{did_you_mean(name, allowed)}; allowed: {', '.join(allowed)}"
     for name, hint in get_type_hints(shape).items():
-        inner = next((one for one in _types_in(hint) if is_dataclass(one)), None)
+        inner = next((one for one in types_in(hint) if is_dataclass(one)), None)
         found = table.get(name)
         if inner is None:
             continue
@@ -92,9 +116,9 @@ def _unknown_keys(table: dict[str, Any], shape: type, where: str) -> Iterator[st
                     yield from _unknown_keys(one, inner, f"{where}{name}[{index}].")
 
 
-def _types_in(hint: Any) -> list[type]:  # any annotation
+def types_in(hint: Any) -> list[type]:  # any annotation
     """The classes that an annotation is made of: of `tuple[X, ...] | None` the class X among them."""
-    inner = [one for argument in get_args(hint) for one in _types_in(argument)]
+    inner = [one for argument in get_args(hint) for one in types_in(argument)]
     return inner if inner else [hint] if isinstance(hint, type) else []
 
 
@@ -113,7 +137,7 @@ def _explained(message: str, table: dict[str, Any], shape: type, where: str) -> 
         value = value[int(index)] if index else value[name]
         if name:
             outer = next(one for one in types if is_dataclass(one))
-            types = _types_in(get_type_hints(outer)[name])
+            types = types_in(get_type_hints(outer)[name])
     words = f"must be {' or '.join(_words_of(types))}" if is_enum else in_words(complaint)
     return f"{where}{place} is {repr(value)[:80]}, {words}"
 

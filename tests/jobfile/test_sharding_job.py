@@ -90,14 +90,12 @@ def test_what_cannot_be_searched_is_said_in_one_line(tmp_path: Path, parallel: s
 
 
 def test_other_verbs_refuse_a_mesh_by_name(tmp_path: Path) -> None:
-    from lagom_overlap.jobfile.step import layout_of
-
     spec = read_job(job(tmp_path, "auto = [4]"))
     assert spec.parallel is not None
     with pytest.raises(
         JobError, match=r"parallel\.auto: a sharding is searched for by `lagom capture` and `lagom plan`"
     ):
-        layout_of(spec.parallel)
+        spec.parallel.layout()
 
 
 def test_a_flag_without_a_machine_is_refused(tmp_path: Path) -> None:

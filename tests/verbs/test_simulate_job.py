@@ -10,7 +10,6 @@ import pytest
 from lagom_overlap.errors import JobError, LagomError
 from lagom_overlap.jobfile.build import groups_of
 from lagom_overlap.jobfile.spec import parse_job, read_job
-from lagom_overlap.jobfile.step import layout_of
 from lagom_overlap.results.simulate import SimulateResult
 from lagom_overlap.verbs.simulate import SimulateRequest, run_simulate
 from lagom_overlap.workload.parallel import PipelineSchedule, Recompute
@@ -40,7 +39,7 @@ def test_every_key_of_parallel_reaches_the_layout() -> None:
     }  # fmt: skip
     table = parse_job(job(keys), "job.toml").parallel
     assert table is not None
-    layout = layout_of(table)
+    layout = table.layout()
     for name, value in keys.items():
         expected = {"interleaved": PipelineSchedule.INTERLEAVED, "selective": Recompute.SELECTIVE, "40 MB": 40_000_000}
         assert getattr(layout, name) == expected.get(str(value), value), name
@@ -49,7 +48,7 @@ def test_every_key_of_parallel_reaches_the_layout() -> None:
 def test_fsdp_is_data_parallelism_with_everything_sharded() -> None:
     table = parse_job(job({"fsdp": 8, "prefetch": 2}), "job.toml").parallel
     assert table is not None
-    layout = layout_of(table)
+    layout = table.layout()
     assert (layout.data, layout.zero_stage, layout.prefetch, layout.global_batch) == (8, 3, 2, 8)
 
 
@@ -58,8 +57,8 @@ def test_hybrid_sharding_adds_gradients_between_groups_that_share_out_the_whole(
     same = parse_job(job({"data": 8, "zero_stage": 3, "replicate": 2, "framework": "fsdp2"}), "job.toml").parallel
     assert named is not None
     assert same is not None
-    layout = layout_of(named)
-    assert layout == layout_of(same)
+    layout = named.layout()
+    assert layout == same.layout()
     assert (layout.data, layout.shard, layout.num_gpus, layout.global_batch) == (8, 4, 8, 8)
     assert set(simulate({"fsdp": 4, "replicate": 2}).communicators) == {"fsdp", "dp"}
     with pytest.raises(JobError, match="replicate is 2, must be 1 with framework megatron"):

@@ -27,18 +27,17 @@ from lagom_overlap.jobfile.spec import (
     JobTable,
     SpaceTable,
     link_bytes_per_s,
-    size_bytes,
 )
 from lagom_overlap.jobfile.step import (
     capture_of,
     cluster_for,
     filled_cluster,
     job_step,
-    layout_of,
     operators_alone,
     stated_cluster,
     step_operators,
 )
+from lagom_overlap.toml_tables import size_bytes
 from lagom_overlap.workload import (
     Attention,
     CommOp,
@@ -72,7 +71,7 @@ def cluster_of(spec: JobSpec) -> Cluster | None:
     if captured is not None:
         return filled_cluster(spec.cluster, captured.num_ranks)
     if spec.parallel is not None and spec.parallel.auto is None:
-        return cluster_for(spec, layout_of(spec.parallel))
+        return cluster_for(spec, spec.parallel.layout())
     return stated_cluster(spec.cluster)
 
 

@@ -11,10 +11,12 @@ from typing import Any, Final
 from lagom_overlap.errors import JobError, MissingDependencyError
 from lagom_overlap.hardware import Cluster
 from lagom_overlap.jobfile.build import contention_model_of
-from lagom_overlap.jobfile.spec import JobSpec, ParallelTable, size_bytes
+from lagom_overlap.jobfile.spec import JobSpec
 from lagom_overlap.jobfile.step import filled_cluster
 from lagom_overlap.planners.times import ModelTimes
+from lagom_overlap.toml_tables import size_bytes
 from lagom_overlap.workload.issued import IssuedStep
+from lagom_overlap.workload.parallel import ParallelTable
 
 SEARCH_S: Final = 60.0
 """Seconds that a search may take; programs of one mesh dimension are solved in a few."""

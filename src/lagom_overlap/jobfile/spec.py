@@ -6,9 +6,10 @@ format is described in docs/formats.md.
 
 import os
 import re
+from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -17,31 +18,15 @@ from lagom_overlap.collective import Algorithm, CollectiveKind, LaunchOrder, Pro
 from lagom_overlap.errors import JobError, did_you_mean, in_words
 from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.record import read_regular
-from lagom_overlap.toml_tables import parse_toml
+from lagom_overlap.toml_tables import Count, Name, Size, parse_toml, types_in
 from lagom_overlap.tuners.warm_start import WarmSource
-from lagom_overlap.units import GBIT_PER_S, format_bytes, parse_bytes
-from lagom_overlap.workload.layer_kinds import MAX_LAYERS
-from lagom_overlap.workload.parallel import (
-    AttentionKernel,
-    Dispatcher,
-    GraphModule,
-    PipelineSchedule,
-    Recompute,
-    RecomputeModule,
-)
+from lagom_overlap.units import GBIT_PER_S
+from lagom_overlap.workload.parallel import ParallelTable
 from lagom_overlap.workload.precision import ATTENTION_FORMATS, DType, ProductFormat
 
 MAX_JOB_BYTES: Final = 1 << 20
 """A job file above 1 MiB is refused: it is not one that a person wrote."""
 
-MAX_SIZE_BYTES: Final = 1 << 48
-MAX_MICRO_BATCH: Final = 1 << 20
-"""Sequences of a micro-batch: no GPU holds as many of one token each."""
-
-Name = Annotated[str, Meta(min_length=1, max_length=120)]
-Count = Annotated[int, Meta(ge=1, le=MAX_SIZE_BYTES)]
-Size = str | Count
-"""Bytes as a number, or text with a unit: "32 MiB"."""
 NumSms = Annotated[int, Meta(ge=0, le=4096)]
 
 
@@ -77,58 +62,6 @@ class ClusterTable(Spec, frozen=True):
     preset: Name
     nodes: Count | None = None
     gpus_per_node: Count | None = None
-
-
-class ParallelTable(Spec, frozen=True):
-    """`[parallel]`: fully sharded data parallelism over `fsdp` ranks, or degrees of their own.
-
-    `fsdp = N` is `data = N` with `zero_stage = 3` under FSDP2 (2, if that is given); with `replicate = R` there are R
-    such groups, and `data` is all of them. What the other keys mean: `workload.parallel.ParallelLayout`.
-    `framework` issues the step (`workload.step.rules`); by default FSDP2 for `fsdp` and Megatron-LM otherwise.
-    `framework_release` is its release, where that makes a difference (`workload.step.releases`).
-    `clip_gradients` is by default what the framework does.
-    `auto = [2, 8]` gives no degrees but a mesh, over which `lagom capture` and `lagom plan` search for a sharding.
-    """
-
-    auto: Annotated[list[Annotated[int, Meta(ge=2, le=1 << 20)]], Meta(min_length=1, max_length=2)] | None = None
-    fsdp: Annotated[int, Meta(ge=2)] | None = None
-    replicate: Count = 1
-    micro_batch: Annotated[int, Meta(ge=1, le=MAX_MICRO_BATCH)] = 1
-    global_batch: Count | None = None
-    prefetch: Annotated[int, Meta(ge=1, le=MAX_LAYERS)] = 1
-    data: Count | None = None
-    tensor: Count = 1
-    pipeline: Count = 1
-    expert: Count = 1
-    context: Count = 1
-    schedule: PipelineSchedule = PipelineSchedule.ONE_F_ONE_B
-    chunks: Count = 1
-    recompute: Recompute = Recompute.NONE
-    sequence_parallel: bool = False
-    async_tensor: bool = False
-    overlap_tensor: bool = False
-    zero_stage: Annotated[int, Meta(ge=0, le=3)] | None = None
-    overlap_gradients: bool = True
-    bucket_bytes: Size = "160 MB"
-    flash_attention: bool = True
-    scatter_gather: bool = False
-    overlap_p2p: bool = False
-    tables_as_layers: bool = False
-    overlap_experts: bool = False
-    dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL
-    fused_experts: bool = False
-    fused_loss: bool = False
-    overlap_parameters: bool = False
-    frozen: bool = False
-    cuda_graph: bool = False
-    graph_modules: Annotated[list[GraphModule], Meta(max_length=8)] = []
-    recompute_modules: Annotated[list[RecomputeModule], Meta(max_length=16)] = []
-    pipeline_layout: Annotated[str, Meta(max_length=4096)] = ""
-    whole_experts: bool = False
-    attention_kernel: AttentionKernel | None = None
-    framework: Name | None = None
-    framework_release: Annotated[str, Meta(pattern=r"^\d{1,4}\.\d{1,4}(\.\d{1,4})?$")] | None = None
-    clip_gradients: bool | None = None
 
 
 class PrecisionTable(Spec, frozen=True):
@@ -342,23 +275,6 @@ class JobSpec(Spec, frozen=True):
     emulate: EmulateTable | None = None
 
 
-def size_bytes(value: str | int, where: str) -> int:
-    """A size of the job file in bytes.
-
-    Raises:
-        JobError: if the text is no size or is not positive.
-    """
-    if isinstance(value, int):
-        return value
-    try:
-        num_bytes = parse_bytes(value)
-    except ValueError as error:
-        raise JobError(f"{where}: {error}") from None
-    if not 1 <= num_bytes <= MAX_SIZE_BYTES:
-        raise JobError(f"{where}: {value!r} is outside 1 B to {format_bytes(MAX_SIZE_BYTES)}")
-    return num_bytes
-
-
 def link_bytes_per_s(text: str, where: str = "job.link") -> float | None:
     """`"loopback"` -> None; `"3 Gbit/s"` -> bytes per second of an emulated link, one direction.
 
@@ -432,6 +348,9 @@ def parse_job(raw: dict[str, Any], where: str, *, is_emulated: bool = False) -> 
         spec = msgspec.convert(raw, JobSpec)
     except msgspec.ValidationError as error:
         raise JobError(f"{where}: {_explain(str(error), raw)}") from None
+    for key in raw.get("parallel", {}):  # decoded to a dataclass, of which msgspec lets unknown keys pass
+        if key not in _keys_of(ParallelTable):
+            raise JobError(f"{where}: {_unknown('parallel.', key, ParallelTable)}")
     _check_together(spec, where, is_emulated=is_emulated)
     return spec
 
@@ -487,11 +406,10 @@ def _check_captured(spec: JobSpec, model: ModelTable, where: str) -> None:
 def _check_parallel(parallel: ParallelTable, where: str) -> None:
     if parallel.auto is not None:
         kept = {"auto", "micro_batch", "global_batch"}
-        default = ParallelTable()
-        for name in parallel.__struct_fields__:
-            if name not in kept and getattr(parallel, name) != getattr(default, name):
+        for field in fields(parallel):
+            if field.name not in kept and getattr(parallel, field.name) != field.default:
                 raise JobError(
-                    f"{where}: parallel.auto searches for the sharding: parallel.{name} has no meaning with it"
+                    f"{where}: parallel.auto searches for the sharding: parallel.{field.name} has no meaning with it"
                 )
     if parallel.fsdp is None:
         return
@@ -515,16 +433,31 @@ def _lookup(raw: Any, path: str) -> Any:  # any TOML value
     return raw
 
 
-def _struct_at(path: str) -> type[Spec] | None:
-    """The table type that a path such as `.group[0].comm[1]` leads to."""
-    current: type[Spec] = JobSpec
+def _keys_of(table: type) -> dict[str, Any]:  # annotations
+    """The keys of a table as a file spells them, with their types."""
+    hints = get_type_hints(table)
+    if is_dataclass(table):
+        return hints
+    assert issubclass(table, Spec), table
+    return {key: hints[name] for key, name in zip(table.__struct_encode_fields__, table.__struct_fields__, strict=True)}
+
+
+def _types_at(path: str) -> list[type]:
+    """What the value may be that a path such as `.group[0].comm[1]` leads to."""
+    types: list[type] = [JobSpec]
     for name in re.findall(r"\.([^.\[]+)", path):
-        annotation = str(current.__annotations__.get(name, ""))
-        match = next((spec for spec in Spec.__subclasses__() if spec.__name__ in annotation), None)
-        if match is None:
-            return None
-        current = match
-    return current
+        table = _table_in(types)
+        types = types_in(_keys_of(table).get(name)) if table else []
+    return types
+
+
+def _table_in(types: list[type]) -> type | None:
+    return next((one for one in types if is_dataclass(one) or issubclass(one, Spec)), None)
+
+
+def _unknown(place: str, key: str, table: type) -> str:
+    allowed = sorted(_keys_of(table))
+    return f"unknown key {place + key!r}{did_you_mean(key, allowed)}; allowed: {', '.join(allowed)}"
 
 
 def _explain(message: str, raw: dict[str, Any]) -> str:
@@ -534,43 +467,21 @@ def _explain(message: str, raw: dict[str, Any]) -> str:
     complaint = message[: found.start()] if found else message
     key = path.lstrip(".")
     if unknown := _UNKNOWN.match(complaint):
-        table = _struct_at(path)
-        fields = sorted(table.__struct_fields__) if table else []
-        allowed = f"{did_you_mean(unknown[1], fields)}; allowed: {', '.join(fields)}" if table else ""
-        return f"unknown key {f'{key}.{unknown[1]}'.lstrip('.')!r}{allowed}"
+        table = _table_in(_types_at(path))
+        assert table is not None, path
+        return _unknown(f"{key}.".lstrip("."), unknown[1], table)
     if missing := _MISSING.match(complaint):
         return f"missing key {f'{key}.{missing[1]}'.lstrip('.')!r}"
     try:
         value = repr(_lookup(raw, path))
     except (KeyError, IndexError, TypeError):
         value = "?"
-    table = _struct_at(path.rpartition(".")[0])
     words = in_words(complaint)
-    return f"{key} is {value[:80]}{',' if words.startswith('must') else ':'} {words}" + _enum_hint(path, table)
+    return f"{key} is {value[:80]}{',' if words.startswith('must') else ':'} {words}" + _enum_hint(path)
 
 
-def _enum_hint(path: str, table: type[Spec] | None) -> str:
-    name = re.sub(r"\[\d+\]$", "", path.rpartition(".")[2])
-    written = dict(zip(table.__struct_encode_fields__, table.__struct_fields__, strict=True)) if table else {}
-    annotation = str(table.__annotations__.get(written.get(name, name), "")) if table else ""
-    enums = (
-        CollectiveKind,
-        Algorithm,
-        Protocol,
-        Transport,
-        PipelineSchedule,
-        RecomputeModule,
-        GraphModule,
-        Recompute,
-        Dispatcher,
-        AttentionKernel,
-        LaunchOrder,
-        StreamPriority,
-        Carrier,
-    )
-    if table is PrecisionTable and name in ("attention", "head"):
+def _enum_hint(path: str) -> str:
+    if path in (".precision.attention", ".precision.head"):
         return f"; allowed: {', '.join(ATTENTION_FORMATS)}"
-    for enum in (*enums, ProductFormat, DType):
-        if enum.__name__ in annotation:
-            return f"; allowed: {', '.join(enum)}"
-    return ""
+    enum = next((one for one in _types_at(path) if issubclass(one, StrEnum)), None)
+    return "" if enum is None else f"; allowed: {', '.join(enum)}"

@@ -17,11 +17,18 @@ from lagom_overlap.cost.operators import (
 from lagom_overlap.cost.profile import Profile, load_profile
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import Cluster, Gpu, load_preset
-from lagom_overlap.jobfile.spec import ClusterTable, JobSpec, ModelTable, ParallelTable, size_bytes
+from lagom_overlap.jobfile.spec import ClusterTable, JobSpec, ModelTable
 from lagom_overlap.sim.training import TrainingSimulator
 from lagom_overlap.workload.issued import IssuedStep
 from lagom_overlap.workload.models import TransformerModel, load_model
-from lagom_overlap.workload.parallel import Dispatcher, ParallelLayout, StageMemory, plan_stages, stage_memory
+from lagom_overlap.workload.parallel import (
+    Dispatcher,
+    ParallelLayout,
+    ParallelTable,
+    StageMemory,
+    plan_stages,
+    stage_memory,
+)
 from lagom_overlap.workload.parallel.check import check_layout
 from lagom_overlap.workload.precision import ATTENTION_FORMATS, Precision, ProductFormat
 from lagom_overlap.workload.step import IssueRules, changes_of, load_rules, rules_in_release
@@ -114,55 +121,6 @@ class JobStep:
         return self.most_bytes <= self.cluster.gpu.memory_bytes
 
 
-def layout_of(parallel: ParallelTable) -> ParallelLayout:
-    """The layout that a job's `[parallel]` describes.
-
-    Raises:
-        JobError: if its degrees contradict each other.
-    """
-    if parallel.auto is not None:
-        raise JobError(
-            "parallel.auto: a sharding is searched for by `lagom capture` and `lagom plan` only; give degrees"
-        )
-    data = parallel.fsdp * parallel.replicate if parallel.fsdp else parallel.data or 1
-    zero_stage = parallel.zero_stage or (0 if parallel.fsdp is None else 3)
-    return ParallelLayout(
-        tensor=parallel.tensor,
-        pipeline=parallel.pipeline,
-        data=data,
-        expert=parallel.expert,
-        context=parallel.context,
-        micro_batch=parallel.micro_batch,
-        global_batch=parallel.global_batch or parallel.micro_batch * data,
-        schedule=parallel.schedule,
-        chunks=parallel.chunks,
-        recompute=parallel.recompute,
-        sequence_parallel=parallel.sequence_parallel,
-        async_tensor=parallel.async_tensor,
-        overlap_tensor=parallel.overlap_tensor,
-        zero_stage=zero_stage,
-        replicate=parallel.replicate,
-        overlap_gradients=parallel.overlap_gradients,
-        bucket_bytes=size_bytes(parallel.bucket_bytes, "parallel.bucket_bytes"),
-        prefetch=parallel.prefetch,
-        flash_attention=parallel.flash_attention,
-        scatter_gather=parallel.scatter_gather,
-        overlap_p2p=parallel.overlap_p2p,
-        tables_as_layers=parallel.tables_as_layers,
-        overlap_experts=parallel.overlap_experts,
-        dispatcher=parallel.dispatcher,
-        fused_experts=parallel.fused_experts,
-        fused_loss=parallel.fused_loss,
-        overlap_parameters=parallel.overlap_parameters,
-        frozen=parallel.frozen,
-        recompute_modules=tuple(parallel.recompute_modules),
-        graph_modules=tuple(parallel.graph_modules),
-        pipeline_layout=parallel.pipeline_layout,
-        whole_experts=parallel.whole_experts,
-        attention_kernel=parallel.attention_kernel,
-    )
-
-
 def model_of(table: ModelTable) -> TransformerModel:
     """The model that a job names, with as many multi-token predictions as it trains.
 
@@ -218,7 +176,7 @@ def release_notes(parallel: ParallelTable, layout: ParallelLayout) -> list[str]:
     return [
         f"The step of releases before {change.software} {change.since}: from then on {change.what} "
         f'(parallel.framework_release = "{change.since}"), unless {change.avoided_by} is set.'
-        for change in changes_of(framework_of(parallel))
+        for change in changes_of(parallel.framework_name)
     ]
 
 
@@ -255,14 +213,9 @@ def operators_alone(preset: str, gpu: Gpu) -> OperatorConstants:
 
 def step_operators(preset: str, gpu: Gpu, parallel: ParallelTable | None) -> OperatorConstants:
     """What operators cost in a whole step; where no framework is told, stock PyTorch's kernels of attention."""
-    framework = load_framework("fsdp2" if parallel is None else framework_of(parallel))
+    framework = load_framework("fsdp2" if parallel is None else parallel.framework_name)
     asked = None if parallel is None else parallel.attention_kernel
     return operators_alone(preset, gpu).in_training().running(framework, asked)
-
-
-def framework_of(parallel: ParallelTable) -> str:
-    """The framework that runs the job: FSDP2 where `fsdp` says so, Megatron-LM otherwise, unless one is named."""
-    return parallel.framework or ("fsdp2" if parallel.fsdp is not None else "megatron")
 
 
 def precision_of(spec: JobSpec, rules: IssueRules) -> Precision:
@@ -349,9 +302,9 @@ def job_step(spec: JobSpec) -> JobStep | None:
         return None
     assert spec.model.seq_len is not None  # checked when the file was read
     parallel = spec.parallel
-    rules = rules_in_release(load_rules(framework_of(parallel)), parallel.framework_release)
+    rules = rules_in_release(load_rules(parallel.framework_name), parallel.framework_release)
     check_switches(parallel, rules.name)
-    model, layout = model_of(spec.model), layout_of(parallel)
+    model, layout = model_of(spec.model), parallel.layout()
     cluster = cluster_for(spec, layout)
     check_layout(model, layout, cluster, spec.model.seq_len)
     framework, precision = load_framework(rules.name), precision_of(spec, rules)

@@ -19,11 +19,10 @@ from typing import Any, Final
 
 from lagom_overlap.capturing.file import write_capture
 from lagom_overlap.errors import JobError, LagomError, MissingDependencyError, OutputError
-from lagom_overlap.jobfile.spec import JobSpec, ParallelTable, read_job
-from lagom_overlap.jobfile.step import layout_of
+from lagom_overlap.jobfile.spec import JobSpec, read_job
 from lagom_overlap.results.capture import CaptureResult
 from lagom_overlap.workload.issued import IssuedStep
-from lagom_overlap.workload.parallel import Dispatcher
+from lagom_overlap.workload.parallel import Dispatcher, ParallelTable
 from lagom_overlap.workload.precision import ProductFormat
 
 DEFAULT_RANKS: Final = 8
@@ -217,7 +216,7 @@ def _options_of(parallel: ParallelTable) -> dict[str, int | str]:
         raise JobError(
             "parallel.context and overlap_tensor: named models are captured without context parallelism or parts"
         )
-    layout = layout_of(parallel)
+    layout = parallel.layout()
     data = layout.data
     shared = {"fsdp": data // layout.replicate, "replicate": layout.replicate}
     options: dict[str, int | str] = {

@@ -24,7 +24,6 @@ from lagom_overlap.jobfile.spec import (
     TimesSource,
     link_bytes_per_s,
     read_job,
-    size_bytes,
 )
 from lagom_overlap.jobfile.step import JobStep, capture_of, filled_cluster, job_step, stated_cluster, step_operators
 from lagom_overlap.planners.base import OpTimes, PlanProblem
@@ -34,6 +33,7 @@ from lagom_overlap.planners.framework import FRAMEWORKS, FSDP2, framework_of
 from lagom_overlap.planners.simulated import simulated
 from lagom_overlap.planners.times import ModelTimes
 from lagom_overlap.results.plan import PipelineEffects, TimesOrigin
+from lagom_overlap.toml_tables import size_bytes
 from lagom_overlap.verbs.capture import captured_step
 from lagom_overlap.verbs.plan_megatron import pipeline_effects
 from lagom_overlap.verbs.plan_times import FoundTimes, TimesWish, from_model, from_ranks, from_trace, from_training
@@ -236,7 +236,7 @@ def _with_sequence(spec: JobSpec, job: JobStep, problem: PlanProblem) -> Callabl
     assert spec.parallel is not None
     if job.layout.tensor == 1 or job.layout.sequence_parallel or not isinstance(problem.times, ModelTimes):
         return None
-    parallel = msgspec.structs.replace(spec.parallel, sequence_parallel=True)
+    parallel = replace(spec.parallel, sequence_parallel=True)
     try:
         other = job_step(msgspec.structs.replace(spec, parallel=parallel))
     except JobError:

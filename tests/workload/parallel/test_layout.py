@@ -8,7 +8,7 @@ import pytest
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.workload.models import load_model
-from lagom_overlap.workload.parallel import ParallelLayout, PipelineSchedule
+from lagom_overlap.workload.parallel import ParallelLayout, ParallelTable, PipelineSchedule
 from lagom_overlap.workload.parallel.check import check_layout
 from lagom_overlap.workload.parallel.stage import chunk_layers, plan_stages
 
@@ -18,6 +18,11 @@ GOOD = ParallelLayout(tensor=8, pipeline=4, data=2, micro_batch=1, global_batch=
 def test_the_degrees_multiply_to_gpus_and_the_batches_divide_to_micro_batches() -> None:
     assert GOOD.num_gpus == 64
     assert GOOD.num_micro_batches == 8
+
+
+def test_an_empty_table_of_a_job_file_is_the_default_layout_with_overlapped_gradients() -> None:
+    """docs/formats.md: `overlap_gradients` is true unless the job says otherwise, everything else is off or 1."""
+    assert ParallelTable().layout() == ParallelLayout(overlap_gradients=True)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,14 @@
 """How a model is cut over GPUs: the degrees of parallelism, the schedule, what is recomputed and what is sharded."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Final
+from typing import Annotated, Any, Final
+
+from msgspec import Meta
 
 from lagom_overlap.errors import JobError
+from lagom_overlap.toml_tables import Count, Name, Size, size_bytes
+from lagom_overlap.workload.layer_kinds import MAX_LAYERS
 from lagom_overlap.workload.parallel.pipeline_layout import parse_pipeline_layout
 
 
@@ -85,17 +89,17 @@ MAX_SLOTS: Final = 1 << 18
 """Forwards of all stages that an iteration may have: as many take 20 s, and real jobs have a hundredth of it."""
 MAX_GPUS: Final = 1 << 20
 """GPUs of a job: the members of its groups are listed one by one, and 10^9 of them fill a memory."""
+MAX_MICRO_BATCH: Final = 1 << 20
+"""Sequences of a micro-batch: no GPU holds as many of one token each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParallelLayout:
-    """Degrees of parallelism and the choices that go with them.
+class ParallelChoices:
+    """The keys of `[parallel]` that a layout takes as a job file gives them.
 
-    `micro_batch` and `global_batch` are in sequences. `chunks` are the model chunks (virtual stages) of one GPU under
-    the interleaved schedule. `zero_stage` shards over the data-parallel ranks: 1 the optimizer (Megatron's distributed
-    optimizer), 2 the gradients too, 3 the parameters too (FSDP). `replicate` groups of consecutive ranks each share out
-    the whole, and gradients are added between them (hybrid sharding, HSDP). `overlap_gradients` reduces buckets of
-    `bucket_bytes` during the last backward instead of everything after it; `prefetch` is in layers (stage 3).
+    `micro_batch` is in sequences. `chunks` are the model chunks (virtual stages) of one GPU under the interleaved
+    schedule. `replicate` groups of consecutive ranks each share out the whole, and gradients are added between them
+    (hybrid sharding, HSDP). `prefetch` is in layers (stage 3).
     `context` ranks share every sequence: each has its tokens, and keys and values travel around them during attention.
     `async_tensor` hides the all-reduce of input gradients behind the weight gradient's product (no sequence
     parallelism). `overlap_tensor` cuts the gathers and scatters of sequence parallelism into parts that run with their
@@ -115,24 +119,19 @@ class ParallelLayout:
     (--expert-tensor-parallel-size 1). `attention_kernel`: where it is not the one that the framework takes.
     """
 
-    tensor: int = 1
-    pipeline: int = 1
-    data: int = 1
-    context: int = 1
-    expert: int = 1
-    micro_batch: int = 1
-    global_batch: int = 1
+    replicate: Count = 1
+    micro_batch: Annotated[int, Meta(ge=1, le=MAX_MICRO_BATCH)] = 1
+    prefetch: Annotated[int, Meta(ge=1, le=MAX_LAYERS)] = 1
+    tensor: Count = 1
+    pipeline: Count = 1
+    expert: Count = 1
+    context: Count = 1
     schedule: PipelineSchedule = PipelineSchedule.ONE_F_ONE_B
-    chunks: int = 1
+    chunks: Count = 1
     recompute: Recompute = Recompute.NONE
     sequence_parallel: bool = False
     async_tensor: bool = False
     overlap_tensor: bool = False
-    zero_stage: int = 0
-    replicate: int = 1
-    overlap_gradients: bool = False
-    bucket_bytes: int = 160_000_000
-    prefetch: int = 1
     flash_attention: bool = True
     scatter_gather: bool = False
     overlap_p2p: bool = False
@@ -140,14 +139,81 @@ class ParallelLayout:
     overlap_experts: bool = False
     dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL
     fused_experts: bool = False
-    recompute_modules: tuple[RecomputeModule, ...] = ()
-    graph_modules: tuple[GraphModule, ...] = ()
-    pipeline_layout: str = ""
-    whole_experts: bool = False
     fused_loss: bool = False
     overlap_parameters: bool = False
     frozen: bool = False
+    graph_modules: Annotated[tuple[GraphModule, ...], Meta(max_length=8)] = ()
+    recompute_modules: Annotated[tuple[RecomputeModule, ...], Meta(max_length=16)] = ()
+    pipeline_layout: Annotated[str, Meta(max_length=4096)] = ""
+    whole_experts: bool = False
     attention_kernel: AttentionKernel | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelTable(ParallelChoices):
+    """`[parallel]` of a job file: fully sharded data parallelism over `fsdp` ranks, or degrees of their own.
+
+    `fsdp = N` is `data = N` with `zero_stage = 3` under FSDP2 (2, if that is given); with `replicate = R` there are R
+    such groups, and `data` is all of them. What `layout` makes of the other keys: `ParallelLayout`.
+    `framework` issues the step (`workload.step.rules`); by default FSDP2 for `fsdp` and Megatron-LM otherwise.
+    `framework_release` is its release, where that makes a difference (`workload.step.releases`).
+    `clip_gradients` is by default what the framework does.
+    `auto = [2, 8]` gives no degrees but a mesh, over which `lagom capture` and `lagom plan` search for a sharding.
+    """
+
+    auto: Annotated[list[Annotated[int, Meta(ge=2, le=1 << 20)]], Meta(min_length=1, max_length=2)] | None = None
+    fsdp: Annotated[int, Meta(ge=2)] | None = None
+    global_batch: Count | None = None
+    data: Count | None = None
+    zero_stage: Annotated[int, Meta(ge=0, le=MAX_ZERO_STAGE)] | None = None
+    overlap_gradients: bool = True
+    bucket_bytes: Size = "160 MB"
+    cuda_graph: bool = False
+    framework: Name | None = None
+    framework_release: Annotated[str, Meta(pattern=r"^\d{1,4}\.\d{1,4}(\.\d{1,4})?$")] | None = None
+    clip_gradients: bool | None = None
+
+    def layout(self) -> "ParallelLayout":
+        """The layout, in which what the job leaves out is what the rest of it says.
+
+        Raises:
+            JobError: if the degrees contradict each other.
+        """
+        if self.auto is not None:
+            raise JobError(
+                "parallel.auto: a sharding is searched for by `lagom capture` and `lagom plan` only; give degrees"
+            )
+        choices: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(ParallelChoices)}
+        data = self.fsdp * self.replicate if self.fsdp else self.data or 1
+        return ParallelLayout(
+            data=data,
+            global_batch=self.global_batch or self.micro_batch * data,
+            zero_stage=self.zero_stage or (0 if self.fsdp is None else 3),
+            overlap_gradients=self.overlap_gradients,
+            bucket_bytes=size_bytes(self.bucket_bytes, "parallel.bucket_bytes"),
+            **choices,
+        )
+
+    @property
+    def framework_name(self) -> str:
+        """The framework that runs the job: FSDP2 where `fsdp` says so, Megatron-LM otherwise, unless one is named."""
+        return self.framework or ("fsdp2" if self.fsdp is not None else "megatron")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelLayout(ParallelChoices):
+    """Degrees of parallelism and the choices that go with them, which fit each other.
+
+    `global_batch` is in sequences. `zero_stage` shards over the data-parallel ranks: 1 the optimizer (Megatron's
+    distributed optimizer), 2 the gradients too, 3 the parameters too (FSDP). `overlap_gradients` reduces buckets of
+    `bucket_bytes` during the last backward instead of everything after it.
+    """
+
+    data: int = 1
+    global_batch: int = 1
+    zero_stage: int = 0
+    overlap_gradients: bool = False
+    bucket_bytes: int = 160_000_000
 
     def __post_init__(self) -> None:
         counts = (
