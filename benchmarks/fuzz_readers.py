@@ -47,7 +47,6 @@ with atheris.instrument_imports(include=["lagom_overlap"]):
         ConfigTable,
         Subspace,
     )
-    from lagom_overlap.engines.fx.fsdp2_settings import Fsdp2Settings
     from lagom_overlap.errors import LagomError, TableError
     from lagom_overlap.nccl_plugin import table_layout as layout
     from lagom_overlap.nccl_plugin.table_reader import decode_table
@@ -73,6 +72,7 @@ with atheris.instrument_imports(include=["lagom_overlap"]):
         ShardSpec,
         TensorUse,
     )
+    from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
     from lagom_overlap.workload.issued import IssuedStep
     from lagom_overlap.workload.rewrite.steps import (
         ChainLink,

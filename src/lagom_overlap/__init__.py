@@ -18,7 +18,7 @@ _HOMES = {
     "jobfile.spec": ("JobSpec",),
     "errors": ("LagomError",),
     "capturing.fake_tensor": ("TrainingStep",),
-    "engines.fx.fsdp2_settings": ("Fsdp2Settings",),
+    "workload.fsdp2.settings": ("Fsdp2Settings",),
     "engines.fx.inductor": ("PlanPass",),
     "export.inductor": ("PlannerDecision", "plan_compiled_graphs"),
     "nccl_plugin.library": ("installed_library",),

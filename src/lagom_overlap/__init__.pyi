@@ -6,7 +6,6 @@ from lagom_overlap.api import plan as plan
 from lagom_overlap.api import simulate as simulate
 from lagom_overlap.api import tune as tune
 from lagom_overlap.capturing.fake_tensor import TrainingStep as TrainingStep
-from lagom_overlap.engines.fx.fsdp2_settings import Fsdp2Settings as Fsdp2Settings
 from lagom_overlap.engines.fx.inductor import PlanPass as PlanPass
 from lagom_overlap.errors import LagomError as LagomError
 from lagom_overlap.export.inductor import PlannerDecision as PlannerDecision
@@ -29,6 +28,7 @@ from lagom_overlap.verbs.plan_apply import apply_fsdp2 as apply_fsdp2
 from lagom_overlap.verbs.plan_apply import measure_fsdp2 as measure_fsdp2
 from lagom_overlap.verbs.plan_apply import planned_step as planned_step
 from lagom_overlap.verbs.plan_apply import save_plans as save_plans
+from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings as Fsdp2Settings
 
 __all__ = [
     "AnalyzeResult",

@@ -18,9 +18,9 @@ from lagom_overlap.jobfile.spec import read_job
 from lagom_overlap.planners.baselines import ProgramOrder
 from lagom_overlap.planners.deadline import Deadline
 from lagom_overlap.planners.finish import Issue, finished
-from lagom_overlap.planners.memory import parameter_gathers
 from lagom_overlap.verbs import plan_compare, plan_problem
 from lagom_overlap.workload import CommOp, CompOp, Iteration, MemoryBound
+from lagom_overlap.workload.gathers import parameter_gathers
 from lagom_overlap.workload.issued import IssuedStep
 
 JOB = """

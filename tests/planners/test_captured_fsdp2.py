@@ -15,7 +15,6 @@ from captured_steps import fsdp2_capture, problem_of
 from lagom_overlap.jobfile.registry import make_planner, planner_names
 from lagom_overlap.planners.base import Plan, PlanProblem
 from lagom_overlap.planners.deadline import Work
-from lagom_overlap.planners.memory import copies_into, parameter_gathers
 from lagom_overlap.planners.ours import Ours
 from lagom_overlap.planners.predict import predict
 from lagom_overlap.planners.simulated import Simulation, simulated
@@ -23,6 +22,7 @@ from lagom_overlap.timeline import SpanKind
 from lagom_overlap.verbs.plan import judged, offered, own_order
 from lagom_overlap.verbs.plan_problem import PlanInput
 from lagom_overlap.workload import Phase
+from lagom_overlap.workload.gathers import copies_into, parameter_gathers
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 

@@ -12,18 +12,18 @@ from torch.distributed.fsdp import FSDPModule
 from lagom_overlap.capturing.fake_tensor import capture_step
 from lagom_overlap.capturing.models.degrees import Degrees
 from lagom_overlap.capturing.models.named import decoder_step
-from lagom_overlap.engines.fx.fsdp2_settings import Fsdp2Settings
 from lagom_overlap.errors import JobError
 from lagom_overlap.planners.base import PlanProblem
 from lagom_overlap.planners.deadline import Work
 from lagom_overlap.planners.effects import MIN_GAIN
 from lagom_overlap.planners.fsdp2 import Fsdp2
-from lagom_overlap.planners.fsdp2.reduced import in_param_dtype
-from lagom_overlap.planners.fsdp2.reissue import reissued
-from lagom_overlap.planners.fsdp2.visits import units_of, visits_of
 from lagom_overlap.planners.simulated import SimulatedStep, simulated
 from lagom_overlap.verbs.plan_apply import apply_fsdp2
 from lagom_overlap.workload import CompOp, Iteration, MemoryBound
+from lagom_overlap.workload.fsdp2.reduced import in_param_dtype
+from lagom_overlap.workload.fsdp2.reissue import reissued
+from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
+from lagom_overlap.workload.fsdp2.visits import units_of, visits_of
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 

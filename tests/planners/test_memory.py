@@ -7,19 +7,11 @@ from random_graphs import fsdp_problem, fsdp_step
 from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.errors import JobError
 from lagom_overlap.planners.framework import framework_arcs, framework_of
-from lagom_overlap.planners.memory import (
-    depth_arcs,
-    gathers_by_group,
-    lean_order,
-    limit_arcs,
-    parameter_gathers,
-    peak_of,
-    peak_of_order,
-    with_memory,
-)
+from lagom_overlap.planners.memory import depth_arcs, lean_order, limit_arcs, peak_of, peak_of_order, with_memory
 from lagom_overlap.planners.schedule import Schedule, TaskGraph, check, task_graph
 from lagom_overlap.planners.schedule.generation import Kind, ScheduleGeneration
 from lagom_overlap.workload import Buffer, CommOp, CompOp, Iteration, MemoryBound, Op, Origin, Phase
+from lagom_overlap.workload.gathers import gathers_by_group, parameter_gathers
 
 
 def _random_schedules(graph: TaskGraph, seed: int) -> list[Schedule]:

@@ -10,13 +10,13 @@ from types import MappingProxyType
 from typing import Protocol
 
 from lagom_overlap.collective import CommConfig
-from lagom_overlap.engines.fx.fsdp2_settings import Fsdp2Settings
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import Cluster
 from lagom_overlap.planners.deadline import Deadline, Work
 from lagom_overlap.planners.effects import SwitchAdvice
 from lagom_overlap.planners.megatron.flags import MegatronFlags
 from lagom_overlap.workload import Iteration, Op
+from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
 from lagom_overlap.workload.rewrite.steps import Rewrite
 
 

@@ -13,8 +13,8 @@ before the first has begun. No framework runs that:
 from itertools import pairwise
 from typing import Final
 
-from lagom_overlap.planners.memory import begins_of_gathers, gathers_by_group, users_of_gathers
 from lagom_overlap.workload import CommOp, Iteration, Phase
+from lagom_overlap.workload.gathers import begins_of_gathers, gathers_by_group, users_of_gathers
 from lagom_overlap.workload.streams import ALL_GATHER_COPY_IN
 
 FSDP2: Final = "FSDP2"

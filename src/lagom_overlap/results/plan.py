@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import ClassVar
 
 from lagom_overlap import __version__
-from lagom_overlap.engines.fx.fsdp2_settings import Fsdp2Settings
 from lagom_overlap.planners.base import Plan
 from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.planners.effects import SwitchAdvice
@@ -16,6 +15,7 @@ from lagom_overlap.results.base import Drawn, Row
 from lagom_overlap.results.plan_decisions import Decision
 from lagom_overlap.timeline import Timeline
 from lagom_overlap.tuners.sequential import Judgement
+from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

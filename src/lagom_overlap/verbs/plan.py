@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import msgspec
 
-from lagom_overlap.engines.fx.fsdp2_settings import Fsdp2Settings
 from lagom_overlap.errors import BackendError, JobError
 from lagom_overlap.interrupts import held_back
 from lagom_overlap.jobfile.memory import beyond_note
@@ -50,6 +49,7 @@ from lagom_overlap.verbs.plan_megatron import megatron_files, megatron_lines, me
 from lagom_overlap.verbs.plan_problem import OURS, WHOLE, Check, PlanInput
 from lagom_overlap.verbs.plan_run import executed
 from lagom_overlap.verbs.simulate_what_if import spent_of
+from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
 from lagom_overlap.workload.rewrite.apply import rewritten
 
 TORCHS_OWN: Final = "torch_overlap"

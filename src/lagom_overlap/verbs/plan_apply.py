@@ -25,7 +25,6 @@ from lagom_overlap.engines.fx.apply import apply_rewrites
 from lagom_overlap.engines.fx.commands import Refused
 from lagom_overlap.engines.fx.cuda_streams import CudaStep
 from lagom_overlap.engines.fx.fsdp2 import make_calls, setting_calls
-from lagom_overlap.engines.fx.fsdp2_settings import Fsdp2Settings
 from lagom_overlap.engines.fx.groups import ProcessGroups
 from lagom_overlap.engines.fx.inductor import PlanPass
 from lagom_overlap.engines.fx.slide import check_replicated
@@ -37,6 +36,7 @@ from lagom_overlap.record import create_folder, write_private
 from lagom_overlap.tuners.sequential import Judgement, judged_pairs
 from lagom_overlap.verbs.plan_file import read_fsdp2_settings, read_rewrites, rewrites_toml
 from lagom_overlap.workload.digest import graph_digest
+from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
 from lagom_overlap.workload.issued import IssuedStep
 from lagom_overlap.workload.rewrite.steps import Rewrite
 from lagom_overlap.workload.rewrite.tables import table_of

@@ -11,19 +11,19 @@ import msgspec
 import tomli_w
 from msgspec import Meta
 
-from lagom_overlap.engines.fx.fsdp2_settings import Fsdp2Settings
 from lagom_overlap.errors import JobError
 from lagom_overlap.planners.base import Plan, PlanProblem
 from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.planners.framework import FSDP2, framework_of
-from lagom_overlap.planners.fsdp2.reissue import reissued
-from lagom_overlap.planners.fsdp2.visits import units_of, visits_of
 from lagom_overlap.planners.megatron.flags import MegatronFlags
 from lagom_overlap.planners.schedule import lower_bound, task_graph
 from lagom_overlap.record import read_regular
 from lagom_overlap.toml_tables import parse_toml
 from lagom_overlap.workload import Iteration
 from lagom_overlap.workload.digest import graph_digest
+from lagom_overlap.workload.fsdp2.reissue import reissued
+from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
+from lagom_overlap.workload.fsdp2.visits import units_of, visits_of
 from lagom_overlap.workload.rewrite.apply import rewritten
 from lagom_overlap.workload.rewrite.steps import Rewrite
 from lagom_overlap.workload.rewrite.tables import RewriteTable, rewrite_of, table_of

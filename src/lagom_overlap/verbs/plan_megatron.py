@@ -29,7 +29,6 @@ from lagom_overlap.planners.megatron.pipeline_advice import PipelineAdvice, chec
 from lagom_overlap.planners.megatron.pipeline_group import ChunkComms
 from lagom_overlap.planners.megatron.planner import Megatron
 from lagom_overlap.planners.megatron.userbuffers import contended
-from lagom_overlap.planners.memory import parameter_gathers
 from lagom_overlap.planners.schedule import lower_bound, task_graph
 from lagom_overlap.planners.simulated import NO_CONFIGS, SimulatedStep, simulated
 from lagom_overlap.planners.times import ModelTimes
@@ -38,6 +37,7 @@ from lagom_overlap.sim.framework import FrameworkModel
 from lagom_overlap.sim.what_if import percent_text
 from lagom_overlap.units import format_seconds
 from lagom_overlap.workload import CommOp, Iteration, Phase
+from lagom_overlap.workload.gathers import parameter_gathers
 from lagom_overlap.workload.step.groups import DATA, PIPELINE
 from lagom_overlap.workload.step.switches import can_overlap_experts, has_switch
 

@@ -6,7 +6,6 @@ from statistics import quantiles
 from typing import Final
 
 from lagom_overlap.engines.fx.commands import PlanRun
-from lagom_overlap.engines.fx.fsdp2_settings import Fsdp2Settings
 from lagom_overlap.errors import WrongResultError
 from lagom_overlap.planners.base import Plan
 from lagom_overlap.results.plan import BeforeAfter, PlanExecution, PlanResult, Spread
@@ -14,6 +13,7 @@ from lagom_overlap.timeline import Timeline
 from lagom_overlap.tuners.sequential import judged_pairs
 from lagom_overlap.verbs.plan_problem import PlanInput
 from lagom_overlap.workload.digest import graph_digest
+from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
 
 MAX_ERROR: Final = 0.02
 """The largest difference of results, relative to the largest value, that is rounding: five times that of bfloat16."""

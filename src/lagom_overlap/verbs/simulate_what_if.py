@@ -12,11 +12,8 @@ from typing import Any, Final
 
 from lagom_overlap.collective import Collective, CollectiveKind, CommConfig, Protocol, Transport
 from lagom_overlap.cost import ContentionModel
-from lagom_overlap.engines.fx.fsdp2_settings import Fsdp2Settings
 from lagom_overlap.errors import LagomError
 from lagom_overlap.jobfile.step import JobStep
-from lagom_overlap.planners.fsdp2.reissue import reissued
-from lagom_overlap.planners.fsdp2.visits import units_of, visits_of
 from lagom_overlap.planners.memory import peak_of_spans
 from lagom_overlap.planners.simulated import stands_still_s
 from lagom_overlap.sim.iteration import IterationSimulator
@@ -36,6 +33,9 @@ from lagom_overlap.timeline import Timeline
 from lagom_overlap.timeline.metrics import overlap_metrics
 from lagom_overlap.units import format_memory
 from lagom_overlap.workload import Iteration
+from lagom_overlap.workload.fsdp2.reissue import reissued
+from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
+from lagom_overlap.workload.fsdp2.visits import units_of, visits_of
 from lagom_overlap.workload.parallel import Dispatcher, ParallelLayout, PipelineSchedule
 from lagom_overlap.workload.step import changes_of
 from lagom_overlap.workload.step.rules import IssueRules, Sharding

@@ -6,7 +6,7 @@ pytest.importorskip("torch")
 
 from torch.distributed.fsdp import FSDPModule
 
-from lagom_overlap.engines.fx.fsdp2_settings import Fsdp2Settings
+from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
 
 UNITS = ("0", "1", "2", "3", "4")
 

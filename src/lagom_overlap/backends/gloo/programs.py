@@ -20,9 +20,9 @@ from lagom_overlap.engines.fx.commands import (
     Traced,
     TraceSteps,
 )
-from lagom_overlap.engines.fx.fsdp2_settings import Fsdp2Settings
 from lagom_overlap.engines.messages import Command
 from lagom_overlap.errors import BackendError, JobError
+from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
 from lagom_overlap.workload.rewrite.steps import Rewrite
 from lagom_overlap.workload.rewrite.tables import table_of
 

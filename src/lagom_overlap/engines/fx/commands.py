@@ -2,8 +2,8 @@
 
 import msgspec
 
-from lagom_overlap.engines.fx.fsdp2_settings import Fsdp2Settings
 from lagom_overlap.timeline import Span
+from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
 from lagom_overlap.workload.rewrite.tables import RewriteTable
 
 

@@ -8,8 +8,8 @@ from typing import Any, Final, cast
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from lagom_overlap.engines.fx.fsdp2_settings import Fsdp2Settings
 from lagom_overlap.errors import JobError
+from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
 
 _WRAPPERS: Final = ("_orig_mod.", "_checkpoint_wrapped_module.")
 """What torch.compile and activation checkpointing put into names."""

@@ -23,10 +23,10 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from lagom_overlap.capturing.fake_tensor import TrainingStep, train_once
 from lagom_overlap.engines.fx.commands import ArmRuns, PlanRun, Refused, RunSettings, ScriptProgram, Traced, TraceSteps
 from lagom_overlap.engines.fx.fsdp2 import apply_settings
-from lagom_overlap.engines.fx.fsdp2_settings import Fsdp2Settings
 from lagom_overlap.engines.fx.program import TrainingStepError, load_program
 from lagom_overlap.engines.fx.session import Ranks, relative_error
 from lagom_overlap.errors import LagomError
+from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
 
 WARM_UP_STEPS: Final = 2
 """Untimed steps of each arm: the first one of FSDP2 does more than the others, and makes the optimizer's state."""

@@ -4,9 +4,9 @@ from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.planners.base import PlanProblem
 from lagom_overlap.planners.centauri.layer import LayerCosts
 from lagom_overlap.planners.centauri.model_tier import ModelCosts
-from lagom_overlap.planners.memory import parameter_gathers
 from lagom_overlap.planners.step_index import StepIndex
 from lagom_overlap.workload import CompOp, Op, Phase
+from lagom_overlap.workload.gathers import parameter_gathers
 
 LAYER_PHASES = (Phase.BACKWARD, Phase.WEIGHT_GRAD)
 """Of a layer's backward."""

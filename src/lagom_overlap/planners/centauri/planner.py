@@ -39,13 +39,14 @@ from lagom_overlap.planners.centauri.primitives import substitution
 from lagom_overlap.planners.deadline import OPERATOR_STEPS
 from lagom_overlap.planners.exact import adds_numbers
 from lagom_overlap.planners.finish import Issue, finished, kept_waits, order_by
-from lagom_overlap.planners.memory import copies_into, fits, parameter_gathers
+from lagom_overlap.planners.memory import fits
 from lagom_overlap.planners.predict import predict
 from lagom_overlap.planners.resources import Resource, resource_of
 from lagom_overlap.planners.step_index import StepIndex
 from lagom_overlap.planners.times import origin_name
 from lagom_overlap.units import format_memory, format_seconds
 from lagom_overlap.workload import CommOp, CompOp, Iteration, Op, Phase
+from lagom_overlap.workload.gathers import copies_into, parameter_gathers
 from lagom_overlap.workload.rewrite.apply import rewritten
 from lagom_overlap.workload.rewrite.steps import Rewrite, Substitute, Substitution
 

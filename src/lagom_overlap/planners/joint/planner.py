@@ -28,13 +28,13 @@ from lagom_overlap.planners.deadline import Deadline
 from lagom_overlap.planners.joint.bound import JointBound, joint_bound
 from lagom_overlap.planners.joint.contended import CommClass, Contended, Issued, Settings
 from lagom_overlap.planners.joint.settings import Choices, choices_of, nearby_settings, tuned_calls, tuned_settings
-from lagom_overlap.planners.memory import parameter_gathers
 from lagom_overlap.planners.ours import Ours
 from lagom_overlap.planners.ours.cuts import FACTORS, Cutter, OpType, cuts_of, op_types, splits_of
 from lagom_overlap.planners.predict import predict
 from lagom_overlap.planners.schedule import lower_bound, task_graph
 from lagom_overlap.planners.times import NamedTimes
 from lagom_overlap.units import format_bytes
+from lagom_overlap.workload.gathers import parameter_gathers
 from lagom_overlap.workload.rewrite.apply import rewritten
 from lagom_overlap.workload.rewrite.steps import Reorder, Rewrite, Split
 

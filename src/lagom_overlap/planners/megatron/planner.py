@@ -41,10 +41,10 @@ from lagom_overlap.planners.megatron.flags import (
     default_bucket_elements,
 )
 from lagom_overlap.planners.megatron.roles import MegatronRole, Roles
-from lagom_overlap.planners.memory import copies_into
 from lagom_overlap.planners.resources import compute_stream
 from lagom_overlap.planners.step_index import StepIndex
 from lagom_overlap.workload import CommOp, CompOp, Gather, Gemm, Iteration, Op, Phase
+from lagom_overlap.workload.gathers import copies_into
 from lagom_overlap.workload.rewrite.apply import rewritten
 from lagom_overlap.workload.rewrite.fuse import same_kind
 from lagom_overlap.workload.rewrite.steps import ChainLink, Fuse, Rewrite, Split

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from lagom_overlap.collective import CollectiveKind
-from lagom_overlap.planners.memory import parameter_gathers
 from lagom_overlap.planners.step_index import StepIndex
 from lagom_overlap.workload import CommOp, Phase
+from lagom_overlap.workload.gathers import parameter_gathers
 
 
 class MegatronRole(StrEnum):

@@ -10,19 +10,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from lagom_overlap.engines.fx.fsdp2_settings import Fsdp2Settings
 from lagom_overlap.errors import JobError
 from lagom_overlap.planners.base import Plan, PlanProblem
 from lagom_overlap.planners.deadline import Deadline
 from lagom_overlap.planners.effects import MIN_GAIN, SwitchAdvice
-from lagom_overlap.planners.fsdp2.reduced import is_reduced_in_more
-from lagom_overlap.planners.fsdp2.reissue import reissued
-from lagom_overlap.planners.fsdp2.visits import Visit, units_of, visits_of
 from lagom_overlap.planners.memory import refuse_beyond
 from lagom_overlap.planners.schedule import lower_bound, task_graph
 from lagom_overlap.planners.simulated import SimulatedStep, simulated
 from lagom_overlap.units import format_memory
 from lagom_overlap.workload import Iteration
+from lagom_overlap.workload.fsdp2.reduced import is_reduced_in_more
+from lagom_overlap.workload.fsdp2.reissue import reissued
+from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
+from lagom_overlap.workload.fsdp2.visits import Visit, units_of, visits_of
 
 USABLE_MEMORY: Final = 0.9
 """Of the GPU's, where no limit is given: the rest is the framework's and lost to fragments (an assumption)."""

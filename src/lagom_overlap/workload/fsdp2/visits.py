@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from lagom_overlap.planners.memory import copies_into
 from lagom_overlap.workload import CommOp, CompOp, Iteration, MemoryBound, Phase
+from lagom_overlap.workload.gathers import copies_into
 from lagom_overlap.workload.streams import ALL_GATHER, COMPUTE
 
 _FORWARD = (Phase.FORWARD, Phase.LOSS)
