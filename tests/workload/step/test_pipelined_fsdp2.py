@@ -10,7 +10,7 @@ import pytest
 from forked_python import run_ranks
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.errors import JobError
-from lagom_overlap.workload import CommOp, CompOp, Gemm
+from lagom_overlap.workload import CommOp, CompOp, Gemm, Phase
 from lagom_overlap.workload.issued import IssuedStep
 from lagom_overlap.workload.models import load_model
 from lagom_overlap.workload.parallel import ParallelLayout, PipelineSchedule
@@ -18,6 +18,7 @@ from lagom_overlap.workload.parallel.memory import stage_memory
 from lagom_overlap.workload.parallel.stage import plan_stages
 from lagom_overlap.workload.precision import DType, Precision
 from lagom_overlap.workload.step import build_step, load_rules
+from lagom_overlap.workload.streams import ALL_GATHER_COPY_IN, COMPUTE
 
 LAYERS, BATCHES = 3, 3
 MODEL = load_model("llama-3-8b")
@@ -52,6 +53,19 @@ def test_a_stage_gathers_and_reduces_as_often_as_in_pytorch(tmp_path: Path, zero
     last = max(place for place, op in enumerate(ops) if isinstance(op, CompOp) and isinstance(op.work, Gemm))
     scatters = [place for place, op in enumerate(ops) if isinstance(op, CommOp) and op.name.endswith("scatter")]
     assert min(scatters) > last
+
+
+def test_every_forward_has_the_gathers_behind_it_wait_even_if_it_gathers_nothing() -> None:
+    """`_fsdp_state.py`, `_root_pre_forward`: the gather streams wait for the current stream in every forward.
+
+    The first backward leaves parameters whole, so the second forward gathers nothing, but frees them.
+    """
+    ops = inner_stage(replace(INNER, zero_stage=3)).issued.ops
+    first = [op for op in ops if op.stream == COMPUTE and op.origin.microbatch == 0]
+    last = [op.name for op in first if op.origin.phase is not Phase.OPTIMIZER][-1]
+    gathers = [op for op in ops if op.stream == ALL_GATHER_COPY_IN and op.origin.microbatch == 1]
+    assert {op.origin.phase for op in gathers} == {Phase.BACKWARD}
+    assert last in gathers[0].deps
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,8 @@
 """The step that FSDP2 would issue with other settings, from the step that it issues with its own.
 
-FSDP2's hooks are run again on the host's order of operators (PyTorch 2.13, `_fsdp_param_group.py`, `_fsdp_state.py`):
-
-- `pre_forward`, `pre_backward`: unshard what is not unsharded yet, copy it out, then unshard the units of the list.
-- The gather streams wait in forward for the copy-out of the unit before, in backward for the unit's own.
-- The root's pre-forward: they wait for all that was computed; its post-forward: for forward's last copy-out.
-- A unit that keeps its parameters is not gathered in backward.
-- With more buffers for reduce-scatters, computations wait for an earlier one of them.
-
-Everything else keeps its place and its waits. A gather is never issued later than in the step that is given.
+FSDP2's hooks (`hooks`) are run again on the host's order of operators. A unit that keeps its parameters is not gathered
+in backward. Everything else keeps its place and its waits. A gather is never issued later than in the step that is
+given.
 Collectives of one communicator wait for each other in the order of issue, which the simulation sees to.
 """
 
@@ -16,12 +10,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from lagom_overlap.workload import Buffer, CommOp, Iteration, Op, Phase
+from lagom_overlap.workload.fsdp2.hooks import GATHER_STREAMS, GatherHooks, awaited_reduction
 from lagom_overlap.workload.fsdp2.reduced import casts_behind, in_param_dtype
 from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
 from lagom_overlap.workload.fsdp2.visits import Visit, visits_of
-from lagom_overlap.workload.streams import ALL_GATHER, ALL_GATHER_COPY_IN, COMPUTE, REDUCE_SCATTER
+from lagom_overlap.workload.streams import COMPUTE, REDUCE_SCATTER
 
-_GATHER_STREAMS = (ALL_GATHER_COPY_IN, ALL_GATHER)
 _BACKWARD = (Phase.BACKWARD, Phase.WEIGHT_GRAD, Phase.RECOMPUTE)
 
 
@@ -38,7 +32,7 @@ def reissued(flow: Iteration, issued: Iteration, settings: Fsdp2Settings) -> Ite
                 waits[op.name] = tuple(casts.get(name, name) for name in waits.get(op.name, ()))
     kept = _with_kept(flow, visits, settings.kept)
     left = visits if kept is flow else visits_of(kept)
-    return replace(kept, ops=_Hooks(kept, left, waits, settings, _instead(flow, kept)).issue())
+    return replace(kept, ops=_Reissue(kept, left, waits, settings, _instead(flow, kept)).issue())
 
 
 def _instead(flow: Iteration, kept: Iteration) -> dict[str, str]:
@@ -104,8 +98,8 @@ def _buffers(iteration: Iteration, twins: dict[str, str], gone: set[str]) -> tup
     return tuple(kept)
 
 
-class _Hooks:
-    """FSDP2's hooks over one step."""
+class _Reissue:
+    """Issues a step's operators again, its gathers as FSDP2's hooks say."""
 
     def __init__(
         self,
@@ -125,81 +119,71 @@ class _Hooks:
         self._reductions = [op.name for op in flow.comms if op.stream == REDUCE_SCATTER]
         self._place_of_reduction = {name: number for number, name in enumerate(self._reductions)}
         self._out: list[Op] = []
-        self._pending: dict[str, dict[str, None]] = {stream: {} for stream in _GATHER_STREAMS}
-        self._unsharded: set[str] = set()
-        self._last_copy_out: str | None = None
+        self._pending: dict[str, dict[str, None]] = {stream: {} for stream in GATHER_STREAMS}
+        self._hooks: GatherHooks[Visit] = GatherHooks(self)
+        self._begun: dict[int, Visit] = {}
 
     def issue(self) -> tuple[Op, ...]:
         """All operators in the order of issue, each with what it waits for."""
         place = {op.name: number for number, op in enumerate(self._flow.ops)}
         first = {min(visit.copied, key=place.__getitem__): visit for visit in self._visits}
         last = {max(visit.copied, key=place.__getitem__): visit for visit in self._visits}
-        begun: set[int] = set()
         for op in self._flow.ops:
             visit = self._of_chain.get(op.name)
             if visit is not None:
-                if visit.is_forward and visit.batch not in begun:
-                    begun.add(visit.batch)
-                    for name in visit.chain:  # the root's pre-forward: what computations had been told to wait for
-                        for wait in self._kept_waits(name):
-                            self._hold_back(wait)
-                self._unshard(visit)
+                if visit.is_forward and visit.batch not in self._begun:
+                    self._begun[visit.batch] = visit
+                    self._hooks.begin_forward(visit.batch)
+                self._hooks.unshard(visit)
                 continue
             if op.name in first:
-                self._before_copy_out(first[op.name])
+                self._hooks.unshard(first[op.name])
+                self._hooks.before_copy_out(first[op.name])
             self._put(op, self._waits_of(op))
             if op.name in last:
-                self._after_copy_out(last[op.name], op.name)
+                self._hooks.after_copy_out(last[op.name], op.name)
+                self._prefetch(last[op.name])
         return tuple(self._out)
 
-    def _before_copy_out(self, visit: Visit) -> None:
-        self._unshard(visit)
-        if visit.is_forward:
-            self._hold_back(self._last_copy_out)
-
-    def _after_copy_out(self, visit: Visit, copied: str) -> None:
-        if visit.is_forward:
-            self._last_copy_out = copied
-        else:
-            self._hold_back(copied)
+    def _prefetch(self, visit: Visit) -> None:
         if visit.unit not in self._settings.units:
             return
         listed = self._settings.forward_list if visit.is_forward else self._settings.backward_list
         for unit in listed(visit.unit):
             for other in self._of_unit.get((unit, visit.batch, visit.is_forward), ()):
-                self._unshard(other)
+                self._hooks.unshard(other)
 
-    def _unshard(self, visit: Visit) -> None:
-        if visit.gather in self._unsharded:
-            return
-        self._unsharded.add(visit.gather)
-        if not visit.is_forward:  # the root's post-forward came before
-            self._hold_back(self._last_copy_out)
-            self._last_copy_out = None
+    def gather(self, visit: Visit) -> None:
+        """The visit's copies and its gather, behind what their streams wait for."""
         for name in visit.chain:
             op = self._ops[name]
             self._put(op, tuple(self._pending.pop(op.stream, {})))
             self._pending.setdefault(op.stream, {})
 
-    def _hold_back(self, name: str | None) -> None:
-        """What the gather streams are told next waits for this operator."""
-        if name is not None:
-            for stream in _GATHER_STREAMS:
-                self._pending[stream][name] = None
+    def wait_for_computations(self, batch: int) -> None:
+        """The gather streams wait for what the first gathering's had been told to wait for."""
+        for name in self._begun[batch].chain:
+            for wait in self._kept_waits(name):
+                self.hold_back(wait)
+
+    def hold_back(self, name: str) -> None:
+        """The gather streams wait for an operator."""
+        for stream in GATHER_STREAMS:
+            self._pending[stream][name] = None
 
     def _waits_of(self, op: Op) -> tuple[str, ...]:
         """The waits that an operator keeps, for reductions as there are buffers."""
         kept = self._kept_waits(op.name)
-        back = self._settings.reduce_buffers - 1
-        if not back or op.stream != COMPUTE or op.origin.phase not in _BACKWARD:
+        num_buffers = self._settings.reduce_buffers
+        if num_buffers == 1 or op.stream != COMPUTE or op.origin.phase not in _BACKWARD:
             return tuple(kept)
         found = []
         for name in kept:
             place = self._place_of_reduction.get(name)
             if place is None:
                 found.append(name)
-            elif place >= back:
-                found.append(self._reductions[place - back])
+            elif (earlier := awaited_reduction(self._reductions, place + 1, num_buffers)) is not None:
+                found.append(earlier)
         return tuple(found)
 
     def _kept_waits(self, name: str) -> list[str]:

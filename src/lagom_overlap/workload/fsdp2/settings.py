@@ -7,6 +7,7 @@ computed.
 from dataclasses import dataclass
 
 from lagom_overlap.errors import JobError
+from lagom_overlap.workload.fsdp2.hooks import prefetched
 
 MAX_PREFETCH = 64
 MAX_REDUCE_BUFFERS = 64
@@ -51,11 +52,9 @@ class Fsdp2Settings:
 
     def forward_list(self, unit: str) -> tuple[str, ...]:
         """The units that one names for its forward, first needed first."""
-        place = self.units.index(unit)
-        return self.units[place + 1 : place + 1 + self.forward_prefetch]
+        return tuple(prefetched(self.units, self.units.index(unit), self.forward_prefetch, is_forward=True))
 
     def backward_list(self, unit: str) -> tuple[str, ...]:
         """The units that one names for its backward, first needed first; kept ones have nothing to gather."""
-        place = self.units.index(unit)
-        before = [name for name in self.units[:place] if name not in self.kept]
-        return tuple(reversed(before[-self.backward_prefetch :])) if self.backward_prefetch else ()
+        before = [name for name in self.units[: self.units.index(unit)] if name not in self.kept]
+        return tuple(prefetched(before, len(before), self.backward_prefetch, is_forward=False))

@@ -27,6 +27,11 @@ class Visit:
         """The collective."""
         return self.chain[-1]
 
+    @property
+    def parameters(self) -> str:
+        """Each gathering is of its own: with what a capture shows, nothing is left unsharded for a later one."""
+        return self.gather
+
 
 def unit_of(gather: CommOp) -> str:
     """The module whose parameters are gathered; "" for the root of a captured model.

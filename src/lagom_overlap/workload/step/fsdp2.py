@@ -1,10 +1,9 @@
-"""FSDP2's hooks (PyTorch 2.13, `_fsdp_param_group.py`, `_fsdp_state.py`, `_fsdp_collectives.py`).
+"""The operators that FSDP2's hooks issue (PyTorch 2.13, `_fsdp_collectives.py`); when, says `workload.fsdp2.hooks`.
 
 `unshard`: cast and copy the shard in on the copy-in stream, gather on the gather stream. `wait_for_unshard`: copy out
-on the stream of computations; in forward the gather streams wait for the copy-out of the unit before, in backward for
-this one. After a backward's copy-out the unit before it in forward's order is unsharded. `post_backward`: wait for the
-reduction before, copy in, reduce on its own stream. With `prefetch` above 1, `set_modules_to_forward_prefetch` and
-`set_modules_to_backward_prefetch` name as many units; with explicit 1 the same is issued earlier.
+on the stream of computations. `post_backward`: copy in, reduce on its own stream. With `prefetch` above 1,
+`set_modules_to_forward_prefetch` and `set_modules_to_backward_prefetch` name as many units; with explicit 1 the same is
+issued earlier.
 
 In a pipeline (`torch/distributed/pipelining/stage.py`, `backward_maybe_with_nosync`, `perform_reduce_grad`) backwards
 leave parameters whole and add whole gradients in the reductions' precision; behind a chunk's last backward its units
@@ -14,8 +13,17 @@ Departures: experts' units follow their layer's, as modules of their own would.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
+from lagom_overlap.workload.fsdp2.hooks import (
+    BACKWARD_PREFETCH,
+    FORWARD_PREFETCH,
+    GATHER_STREAMS,
+    GatherHooks,
+    awaited_reduction,
+    prefetched,
+)
 from lagom_overlap.workload.ops import Phase
 from lagom_overlap.workload.step.issue import StepCollectives
 from lagom_overlap.workload.step.units import ParamUnit, Weight
@@ -25,7 +33,24 @@ _STORED_BYTES: Final = 4
 """Sharded parameters and their gradients are kept in FP32."""
 
 
-class Fsdp2:
+@dataclass(frozen=True, slots=True)
+class _Gathering:
+    """A unit's parameters in one phase of a micro-batch."""
+
+    unit: ParamUnit
+    phase: Phase
+    batch: int
+
+    @property
+    def parameters(self) -> str:
+        return self.unit.key
+
+    @property
+    def is_forward(self) -> bool:
+        return self.phase is not Phase.BACKWARD
+
+
+class Fsdp2Issuer:
     """Fully sharded units; `order` are all units of the step in the order of their forward."""
 
     def __init__(self, comms: StepCollectives, order: Sequence[ParamUnit], *, explicit: int | None) -> None:
@@ -35,45 +60,40 @@ class Fsdp2:
         self._roots = [unit for unit in order if unit.is_root]
         self._pending: dict[str, str] = {}
         self._ready: dict[str, str] = {}
-        self._last_copy_out: str | None = None
+        self._hooks: GatherHooks[_Gathering] = GatherHooks(self)
         self._reductions: list[str] = []
         self._stays_whole = comms.rules.stays_whole(comms.shape.layout)
         self._sums: dict[str, tuple[str, ...]] = {}
 
     def begin(self, batch: int) -> None:
-        """The root's pre-forward: gathers wait for all that was computed so far; its own parameters come first."""
-        for stream in (ALL_GATHER_COPY_IN, ALL_GATHER):
-            self._graph.clock.wait_stream(stream, COMPUTE)
+        """The root's pre-forward: its own parameters come first."""
+        self._hooks.begin_forward(batch)
         for root in self._roots:
-            self._unshard(root, Phase.FORWARD, batch)
-            self._wait(root, Phase.FORWARD, batch)
+            self._unshard_and_wait(_Gathering(root, Phase.FORWARD, batch))
 
     def before(self, units: Sequence[ParamUnit], phase: Phase, batch: int) -> None:
         """A module's pre-forward or pre-backward hook."""
-        if phase is Phase.BACKWARD and self._last_copy_out is not None:  # the root's post-forward
-            self._gathers_wait_for(self._last_copy_out)
-            self._last_copy_out = None
+        if phase is Phase.BACKWARD:
+            self._hooks.end_forward()
         for unit in units:
             if not unit.is_root:
-                self._unshard(unit, phase, batch)
-                self._wait(unit, phase, batch)
+                self._unshard_and_wait(_Gathering(unit, phase, batch))
         for unit in units[-1:] if phase is Phase.FORWARD else units:
             self._prefetch(unit, phase, batch)
         self._comms.whole(units, phase, batch, self._ready)
 
     def _prefetch(self, unit: ParamUnit, phase: Phase, batch: int) -> None:
-        """What is unsharded after a unit's copy-out: nothing in forward, unless it is asked for."""
-        backward = phase is Phase.BACKWARD
-        count = (1 if backward else 0) if self._explicit is None else self._explicit
+        """What is unsharded after a unit's copy-out."""
+        is_forward = phase is not Phase.BACKWARD
+        own = FORWARD_PREFETCH if is_forward else BACKWARD_PREFETCH
         place = len(self._order) if unit.is_root else self._places[unit.key]
-        for step in range(1, count + 1):
-            other = place - step if backward else place + step
-            if 0 <= other < len(self._order) and not (unit.is_root and not backward):
-                self._unshard(self._order[other], phase, batch)
+        count = own if self._explicit is None else self._explicit
+        for other in prefetched(self._order, place, count, is_forward=is_forward):
+            self._hooks.unshard(_Gathering(other, phase, batch))
 
-    def _unshard(self, unit: ParamUnit, phase: Phase, batch: int) -> None:
-        if unit.key in self._pending or unit.key in self._ready:
-            return
+    def gather(self, gathering: _Gathering) -> None:
+        """Casts the shard, copies it in and gathers; a unit that has no shards is whole."""
+        unit, phase, batch = gathering.unit, gathering.phase, gathering.batch
         comms, shards = self._comms, self._comms.shards(unit)
         if shards == 1:
             self._ready[unit.key] = ""
@@ -92,33 +112,41 @@ class Fsdp2:
         self._graph.gathered(gathered)
         self._pending[unit.key] = gathered
 
-    def _wait(self, unit: ParamUnit, phase: Phase, batch: int) -> None:
+    def wait_for_computations(self, batch: int) -> None:
+        """The gather streams wait for all that was computed so far."""
+        for stream in GATHER_STREAMS:
+            self._graph.clock.wait_stream(stream, COMPUTE)
+
+    def hold_back(self, name: str) -> None:
+        """The gather streams wait for an operator."""
+        for stream in GATHER_STREAMS:
+            self._graph.hold_back(stream, [name])
+
+    def _unshard_and_wait(self, gathering: _Gathering) -> None:
+        self._hooks.unshard(gathering)
+        unit, phase, batch = gathering.unit, gathering.phase, gathering.batch
         gathered = self._pending.pop(unit.key, None)
         if gathered is None:
             return
-        comms, backward = self._comms, phase is Phase.BACKWARD
-        if not backward and self._last_copy_out is not None:
-            self._gathers_wait_for(self._last_copy_out)
+        comms = self._comms
+        self._hooks.before_copy_out(gathering)
         self._graph.hold_back(COMPUTE, [gathered])
         moved = 2 * unit.num_params * comms.shape.precision.parameter.num_bytes
-        name = f"mb{batch}.{unit.key}.copy_out{'_d' if backward else ''}"
+        name = f"mb{batch}.{unit.key}.copy_out{'' if gathering.is_forward else '_d'}"
         copied = comms.copy(name, moved, comms.origin(unit, phase, batch, "copy_out"), (gathered,))
         self._graph.gathered(copied)
         self._ready[unit.key] = copied
-        if backward:
-            self._gathers_wait_for(copied)
-        else:
-            self._last_copy_out = copied
-
-    def _gathers_wait_for(self, name: str) -> None:
-        for stream in (ALL_GATHER_COPY_IN, ALL_GATHER):
-            self._graph.hold_back(stream, [name])
+        self._hooks.after_copy_out(gathering, copied)
 
     def after_forward(self, units: Sequence[ParamUnit]) -> None:
         """A module's post-forward hook: all but the root's parameters are freed (ZeRO 2: none, as the user may ask)."""
         for unit in units:
             if not unit.is_root and self._comms.shape.layout.zero_stage == 3:
-                self._ready.pop(unit.key, None)
+                self._reshard(unit)
+
+    def _reshard(self, unit: ParamUnit) -> None:
+        self._ready.pop(unit.key, None)
+        self._hooks.reshard(unit.key)
 
     def listens(self, batch: int) -> bool:
         """Gradients travel when the unit's backward has ended."""
@@ -133,7 +161,7 @@ class Fsdp2:
             if self._stays_whole:
                 self._add(unit, batch)
             else:
-                self._ready.pop(unit.key, None)
+                self._reshard(unit)
                 self._reduce(unit, batch)
 
     def _add(self, unit: ParamUnit, batch: int) -> None:
@@ -153,13 +181,14 @@ class Fsdp2:
         """A stage's `perform_reduce_grad`, behind the last backward."""
         if self._stays_whole and batch == self._comms.num_batches - 1:
             for unit in units:
-                self._ready.pop(unit.key, None)
+                self._reshard(unit)
                 self._reduce(unit, batch)
 
     def _reduce(self, unit: ParamUnit, batch: int) -> None:
         comms, precision = self._comms, self._comms.shape.precision
-        if self._reductions:
-            self._graph.hold_back(COMPUTE, [self._reductions.pop()])
+        earlier = awaited_reduction(self._reductions, len(self._reductions), num_buffers=1)
+        if earlier is not None:
+            self._graph.hold_back(COMPUTE, [earlier])
         origin = comms.origin(unit, Phase.BACKWARD, batch, "reduce_copy_in")
         read = precision.reduction if self._stays_whole else precision.gradient
         moved = unit.num_params * (read.num_bytes + precision.reduction.num_bytes)

@@ -10,7 +10,7 @@ from lagom_overlap.workload.parallel.memory import OPTIMIZER_BYTES
 from lagom_overlap.workload.parallel.stage import chunk_layers
 from lagom_overlap.workload.step.buckets import Buckets
 from lagom_overlap.workload.step.chunk import Chunk
-from lagom_overlap.workload.step.fsdp2 import Fsdp2
+from lagom_overlap.workload.step.fsdp2 import Fsdp2Issuer
 from lagom_overlap.workload.step.graph import StepGraph
 from lagom_overlap.workload.step.groups import PIPELINE, SHARDS, TENSOR, TIED
 from lagom_overlap.workload.step.issue import Issuer, StepCollectives
@@ -65,7 +65,7 @@ class StageBuild:
         if sharding is Sharding.FSDP2:
             if layout.prefetch > 1:
                 explicit_prefetch = layout.prefetch
-            return Fsdp2(self.comms, self.units, explicit=explicit_prefetch)
+            return Fsdp2Issuer(self.comms, self.units, explicit=explicit_prefetch)
         if sharding is Sharding.BUCKETS and layout.zero_stage <= 1:
             return Buckets(self.comms, self.units)
         return Layerwise(self.comms, self.units, prefetch=layout.prefetch)
