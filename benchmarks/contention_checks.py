@@ -212,8 +212,8 @@ def _bus_gb_per_s(kind: str, channels: int, channel: float, link: float) -> floa
     gpu = replace(load_preset("a40_pcie").gpu, name="other", num_sms=128)
     cluster = Cluster(name="curve", gpu=gpu, gpus_per_node=4, num_nodes=1, intra=wire, inter=wire)
     saturated = 1 - 2.718281828459045 ** (-256 / PROFILE.thread_scale)
-    constants = replace(PROFILE.gpus["any"], channel_bytes_per_s=channel * 1e9 / saturated)
-    model = ContentionModel(cluster, replace(PROFILE, gpus={"any": constants}))
+    constants = replace(PROFILE.for_gpu(gpu), channel_bytes_per_s=channel * 1e9 / saturated)
+    model = ContentionModel(cluster, replace(PROFILE, fitted={gpu.name: constants}))
     collective = Collective(CollectiveKind(kind), 64 * MIB, 4)
     config = CommConfig(num_channels=channels, num_threads=256, chunk_bytes=2 * MIB)
     return collective.wire_bytes / model.collective(collective, config).seconds() / 1e9

@@ -4,7 +4,7 @@
 
 One row per kernel, GPU, pass and causal sequence: `gpu`, `kernel`, `pass` (forward, backward, both), `seq`, `tflops`;
 heads have 128 columns. Time over flops is 1 / rate * (1 + half / seq); the two numbers are those of the least squared
-relative errors. Prints the lines of a GPU file (`cost/operators/data/gpus`) and how far the published times are off.
+relative errors. Prints the lines of a GPU file (`gpus/NAME.toml`) and how far the published times are off.
 
 Such tables: Dao-AILab/flash-attention, `assets`; NVIDIA/cudnn-frontend, `benchmark`.
 """

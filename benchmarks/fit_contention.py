@@ -19,6 +19,7 @@ from typing import Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from lagom_overlap.cost import Profile, load_profile
+from lagom_overlap.hardware import load_gpu
 from measured_overlap import amd
 from measured_overlap.judged import Judged
 from measured_rows import Named, Row, exit_code_of, interrupted, read, report_named, tried
@@ -31,7 +32,7 @@ RANGES: Final = {
     "sm_flops": (2.6e12, 4.2e12),
 }
 """Physical ranges of the constants."""
-FAMILIES: Final = ("MI3", "MI35")
+FAMILY: Final = ("mi300x", "mi350x", "mi355x")
 WEIGHTS: Final = {"computation_slowdown": 1.0, "makespan": 0.7, "communication_slowdown": 0.3}
 
 Errors = Mapping[tuple[str, str], Sequence[float]]
@@ -40,11 +41,11 @@ Errors = Mapping[tuple[str, str], Sequence[float]]
 
 def with_constants(profile: Profile, values: Mapping[str, float]) -> Profile:
     """The profile with those constants for the family; a rate of one compute unit is the MI300X's alone."""
-    gpus = dict(profile.gpus)
-    for name in FAMILIES:
-        own = {key: value for key, value in values.items() if key != "sm_flops" or name == "MI3"}
-        gpus[name] = replace(gpus[name], **own)
-    return replace(profile, gpus=gpus)
+    fitted = {}
+    for gpu in map(load_gpu, FAMILY):
+        own = {key: value for key, value in values.items() if key != "sm_flops" or gpu.name == "MI300X"}
+        fitted[gpu.name] = replace(profile.for_gpu(gpu), **own)
+    return replace(profile, fitted=fitted)
 
 
 def judged(rows: Sequence[Row], profile: Profile) -> list[Judged]:

@@ -2,7 +2,7 @@
 
     python benchmarks/fit_mixtures.py training_steps_shown.csv
 
-Two numbers, `rearranged_share` (one for all GPUs with FP8, `cost/operators/data/gpus`) and `launch_s` of
+Two numbers, `rearranged_share` (one for all GPUs with FP8, `gpus/NAME.toml`) and `launch_s` of
 `frameworks/megatron.toml`, on the rows of Qwen3-30B-A3B, one per distinct job, by the least mean absolute error; then
 once more without each GPU, and what its rows are off by. `further_launch_s` has a source: with it free, too, these rows
 tell the sum of both, not the two apart. What products and attention reach stays as the dense rows have it

@@ -19,12 +19,13 @@ from typing import Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from lagom_overlap.cost import Profile, load_profile
+from lagom_overlap.hardware import load_gpu
 from measured_overlap import one_gpu
 from measured_rows import Named, Row, exit_code_of, interrupted, read, report_named, tried
 
 NORMS: Final = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 SHARES: Final = (0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75)
-GPU: Final = "H100"
+GPU: Final = "h100"
 
 Pair = tuple[float, float]
 
@@ -42,8 +43,9 @@ class Errors:
 def with_pair(profile: Profile, pair: Pair) -> Profile:
     """The profile with those constants for the GPU."""
     norm, share = pair
-    own = replace(profile.gpus[GPU], overlap_norm=norm, product_share=share)
-    return replace(profile, gpus={**profile.gpus, GPU: own})
+    gpu = load_gpu(GPU)
+    own = replace(profile.for_gpu(gpu), overlap_norm=norm, product_share=share)
+    return replace(profile, fitted={gpu.name: own})
 
 
 def errors_of(row: Row, profiles: Mapping[Pair, Profile]) -> Errors:

@@ -7,20 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from lagom_overlap.cost.operators import operators_of_preset
+from lagom_overlap.cost.operators import load_operators
 from lagom_overlap.errors import JobError
-from lagom_overlap.hardware import load_preset
+from lagom_overlap.hardware import load_gpu, load_preset
 from lagom_overlap.toml_tables import MAX_KEY_DEPTH, parse_toml
 
 
+def _gpu(name: str) -> str:
+    return (resources.files("lagom_overlap.gpus") / f"{name}.toml").read_text(encoding="utf-8")
+
+
 def _cluster() -> str:
-    return (resources.files("lagom_overlap.hardware") / "data" / "gb200.toml").read_text(encoding="utf-8")
+    text = (resources.files("lagom_overlap.clusters") / "gb200.toml").read_text(encoding="utf-8")
+    hardware = "[gpu]" + _gpu("gb200").partition("[gpu]")[2].partition("\n\n")[0]
+    return text.replace('gpu = "gb200"\n', "") + "\n" + hardware
 
 
-def _operators() -> str:
-    text = (resources.files("lagom_overlap.cost.operators") / "data/gpus/h100.toml").read_text(encoding="utf-8")
-    tables = text.replace("[gemm]", "[operators.gemm]").replace("[[attention]]", "[[operators.attention]]")
-    return "\n[operators]\n" + tables
+def _load_operators(path: str) -> object:
+    return load_operators(load_gpu(path))
 
 
 def _refusal(tmp_path: Path, text: str, load: Callable[[str], object]) -> str:
@@ -77,12 +81,13 @@ def test_a_cluster_file_s_wrong_key_is_named_with_its_value(
 def test_an_operators_table_s_wrong_key_is_named_with_its_value(
     tmp_path: Path, line: str, becomes: str, words: str
 ) -> None:
-    assert operators_of_preset(_written(tmp_path, _operators())) is not None
-    assert words in _refusal(tmp_path, _operators().replace(line, becomes, 1), operators_of_preset)
+    assert _load_operators(_written(tmp_path, _gpu("h100"))) == load_operators(load_gpu("h100"))
+    assert words in _refusal(tmp_path, _gpu("h100").replace(line, becomes, 1), _load_operators)
 
 
 def test_operators_that_are_no_table_are_refused(tmp_path: Path) -> None:
-    assert "operators is 3, must be a table" in _refusal(tmp_path, "operators = 3", operators_of_preset)
+    text = "operators = 3\n" + _gpu("h100").partition("[operators]")[0]
+    assert "operators is 3, must be a table" in _refusal(tmp_path, text, _load_operators)
 
 
 def test_a_file_of_too_many_nested_lists_is_no_toml(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ import msgspec
 from lagom_overlap.collective import CommConfig, ConfigSpace
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.cost.nccl.tables import write_tables
-from lagom_overlap.cost.operators import load_framework, load_operators, operators_of_preset
+from lagom_overlap.cost.operators import load_framework, load_operators
 from lagom_overlap.emulation.clock import SetTimes
 from lagom_overlap.emulation.launch import Job, emulated_libraries, gpu_text, job_environment, job_folder
 from lagom_overlap.emulation.prices import CostModelPrices
@@ -93,8 +93,7 @@ class ToyPrices(CostModelPrices):
 def prices_of(setup: Setup, *, is_toy: bool) -> tuple[Cluster, CostModelPrices]:
     """As `lagom emulate` prices a job without a job file's [parallel]."""
     cluster = load_preset(setup.cluster)
-    operators = operators_of_preset(setup.cluster) or load_operators(cluster.gpu)
-    in_step = operators.in_training().running(load_framework("fsdp2"))
+    in_step = load_operators(cluster.gpu).in_training().running(load_framework("fsdp2"))
     model = ContentionModel(cluster, load_profile("plausible"), None, in_step)
     return cluster, (ToyPrices if is_toy else CostModelPrices)(model)
 

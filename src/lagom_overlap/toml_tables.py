@@ -17,6 +17,8 @@ _PLACE: Final = re.compile(r"(.*) - at `\$\.(.*)`$", re.DOTALL)
 _MISSING: Final = re.compile(r"Object missing required field `([^`]*)`$")
 _NOT_AN_ENUM: Final = "Invalid enum value "
 Shape = TypeVar("Shape")
+NOT_A_KEY: Final = {"not a key": True}
+"""Metadata of a dataclass's field that no file may give."""
 _STEP: Final = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
 MAX_SIZE_BYTES: Final = 1 << 48
@@ -100,7 +102,7 @@ def from_table(table: Any, shape: type[Shape], source: str, where: str = "") -> 
 
 
 def _unknown_keys(table: dict[str, Any], shape: type, where: str) -> Iterator[str]:
-    allowed = [field.name for field in fields(shape)]
+    allowed = [field.name for field in fields(shape) if field.metadata != NOT_A_KEY]
     for name in sorted(set(table) - set(allowed)):
         yield f"unknown key {where + name!r}{did_you_mean(name, allowed)}; allowed: {', '.join(allowed)}"
     for name, hint in get_type_hints(shape).items():

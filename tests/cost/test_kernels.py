@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from lagom_overlap.cost import ContentionModel, Profile
 from lagom_overlap.cost.kernels import product_of_time
 from lagom_overlap.cost.operators.gemm import wide_tiles
-from lagom_overlap.hardware import Cluster, load_preset
+from lagom_overlap.hardware import Cluster, load_gpu, load_preset
 from lagom_overlap.workload import Attention, Gemm, Kernel, MemoryBound, Work
 
 
@@ -118,7 +118,7 @@ def test_a_product_of_known_time_takes_it_alone(plausible: Profile, num_blocks: 
 def test_a_static_grid_of_every_cu_takes_twice_as_long_beside_one_channel(plausible: Profile) -> None:
     """Where its CUs are all that bounds it; what the GPU shares lets the few blocks of the second pass run faster."""
     model = ContentionModel(load_preset("mi350x"), plausible)
-    gpu, own = model.cluster.gpu, plausible.for_gpu("MI350X")
+    gpu, own = model.cluster.gpu, plausible.for_gpu(load_gpu("mi350x"))
     assert own.sm_flops is not None
     bound = product_of_time(gpu, plausible, alone_s=1e-3, flops=256 * own.sm_flops * 1e-3, num_blocks=256)
     shared = product_of_time(gpu, plausible, alone_s=1e-3, flops=128 * own.sm_flops * 1e-3, num_blocks=256)

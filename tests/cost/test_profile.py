@@ -5,7 +5,7 @@ import pytest
 from lagom_overlap.collective import Protocol
 from lagom_overlap.cost import Profile, load_profile, profile_names
 from lagom_overlap.errors import UnknownNameError
-from lagom_overlap.hardware import LinkKind
+from lagom_overlap.hardware import LinkKind, load_gpu
 
 
 def test_two_profiles_are_shipped() -> None:
@@ -35,11 +35,28 @@ def test_paper_scale_is_plausible_with_more_contention_and_says_so(plausible: Pr
     assert (scaled.amplification, scaled.pollution) == (3.0, 1.0)
 
 
-def test_the_longest_prefix_of_a_gpu_name_wins(plausible: Profile) -> None:
-    longer = replace(plausible, gpus={**plausible.gpus, "A4": plausible.gpus["H100"]})
-    assert longer.for_gpu("a40 pcie") is longer.gpus["A40"]
-    assert longer.for_gpu("H100 SXM") is longer.gpus["H100"]
-    assert longer.for_gpu("L4") is longer.gpus["any"]
+@pytest.mark.parametrize(
+    ("name", "channel_bytes_per_s", "sm_flops"),
+    [
+        ("a40 pcie", 22e9, None),
+        ("H100 SXM", 36.7e9, None),
+        ("MI300A", 9.9e9, 3.2e12),
+        ("MI355X", 9.9e9, 4.7e12),  # of MI3 and MI35 the longer
+        ("L4", 22e9, None),  # any.toml's
+    ],
+)
+def test_the_file_with_the_longest_beginning_of_a_gpu_s_name_has_its_constants(
+    plausible: Profile, name: str, channel_bytes_per_s: float, sm_flops: float | None
+) -> None:
+    found = plausible.for_gpu(replace(load_gpu("a40"), name=name))
+    assert (found.channel_bytes_per_s, found.sm_flops) == (channel_bytes_per_s, sm_flops)
+
+
+def test_what_a_fit_tries_goes_before_the_gpu_s_file(plausible: Profile) -> None:
+    gpu, tried = load_gpu("h100"), replace(plausible.for_gpu(load_gpu("h100")), channel_bytes_per_s=1e9)
+    fitted = replace(plausible, fitted={gpu.name: tried})
+    assert fitted.for_gpu(gpu) is tried
+    assert fitted.for_gpu(load_gpu("a100")) is plausible.for_gpu(load_gpu("a100"))
 
 
 def test_every_kind_of_link_and_protocol_has_its_number(plausible: Profile) -> None:
@@ -57,7 +74,6 @@ def test_every_kind_of_link_and_protocol_has_its_number(plausible: Profile) -> N
         ("max_traffic_share", 1.0),
         ("overlap_norm", 0.5),
         ("overlap_norm", float("nan")),
-        ("gpus", {}),
     ],
 )
 def test_a_profile_with_an_impossible_constant_is_refused(plausible: Profile, field: str, value: object) -> None:

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from lagom_overlap.errors import JobError, UnknownNameError
-from lagom_overlap.hardware import Cluster, Gpu, Link, LinkKind, load_preset, preset_names
+from lagom_overlap.hardware import Cluster, Gpu, Link, LinkKind, gpu_names, load_preset, preset_names
 
 NAMES = [
     "a100_dgx", "a100_hdr1", "a100_hdr4", "a10g_g5", "a40_bridged", "a40_nvlink", "a40_pcie", "b200", "b300", "gb200",
@@ -38,13 +38,13 @@ POWER_LIMITED = {"h100_hbm2e", "mi300x", "mi350x", "mi355x"}
 """Their products run far below the datasheet's clock."""
 
 
-def raw(name: str) -> dict[str, object]:
-    text = (resources.files("lagom_overlap.hardware") / "data" / f"{name}.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+def raw(package: str, name: str) -> dict[str, object]:
+    return tomllib.loads((resources.files(package) / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 def test_the_presets_that_the_issue_names_exist() -> None:
     assert preset_names() == NAMES
+    assert {raw("lagom_overlap.clusters", name)["gpu"] for name in NAMES} == set(gpu_names())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -54,9 +54,10 @@ def test_a_preset_loads_and_is_called_like_its_file(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_preset_spells_out_every_field_and_no_other(name: str) -> None:
-    data = raw(name)
+    data = raw("lagom_overlap.clusters", name)
     assert set(data) == {f.name for f in fields(Cluster)}
-    assert set(data["gpu"]) == {f.name for f in fields(Gpu)}  # type: ignore[call-overload]
+    hardware = raw("lagom_overlap.gpus", data["gpu"])["gpu"]  # type: ignore[arg-type]
+    assert set(hardware) == {f.name for f in fields(Gpu)} - {"own"}  # type: ignore[call-overload]
     for link in ("intra", "inter"):
         assert set(data[link]) == {f.name for f in fields(Link)}  # type: ignore[call-overload]
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from lagom_overlap.cli.main import main
-from lagom_overlap.cost.operators import operators_of_preset
+from lagom_overlap.cost.operators import load_operators
 from lagom_overlap.errors import JobError, OutputError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.jobfile.spec import JobSpec, parse_job
@@ -34,8 +34,9 @@ def test_a_profile_becomes_a_cluster_file_that_tune_searches_on(tmp_path: Path) 
     assert {row.pieces for row in result.operators} == {1, 2, 4}
     assert result.held_out_mean_abs_error is not None
     assert result.num_not_held_out > 0
-    cluster, operators = load_preset(str(result.files[0])), operators_of_preset(str(result.files[0]))
-    assert operators is not None
+    cluster = load_preset(str(result.files[0]))
+    operators = load_operators(cluster.gpu)
+    assert operators.fitted_on == "a profile of this machine"
     assert cluster.gpu.name == operators.name == "this machine"
     spec = job(cluster={"preset": str(result.files[0])}, tune={"tuner": "fixed_min", "pairs": 3})
     found = run_tune(TuneRequest(spec=spec, out=tmp_path / "run"))

@@ -40,7 +40,7 @@ def modelled_kernel(
     tiled = kernel_class(key.name) in _TILED
     num_blocks, threads = max(1, prod(key.grid)), max(1, prod(key.block))
     alone_s = max(1.0, alone_ns) / NS_PER_S
-    own = profile.for_gpu(gpu.name).product_share
+    own = profile.for_gpu(gpu).product_share
     share = (COMPUTE_TRAFFIC if own is None else own) if tiled else MEMORY_TRAFFIC
     total_bytes = share * gpu.hbm_bytes_per_s * alone_s
     if shape is not None:

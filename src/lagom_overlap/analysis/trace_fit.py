@@ -58,8 +58,7 @@ def model_with(model: ContentionModel, values: Mapping[str, float]) -> Contentio
     """The model with other constants, by the names of the table above."""
     cluster, profile = model.cluster, model.profile
     latency = values["latency_scale"]
-    known = profile.for_gpu(cluster.gpu.name)
-    gpus = {**profile.gpus, cluster.gpu.name: replace(known, channel_bytes_per_s=values["channel_bytes_per_s"])}
+    known = replace(profile.for_gpu(cluster.gpu), channel_bytes_per_s=values["channel_bytes_per_s"])
     wires = {
         name: replace(link, bytes_per_s=values.get(f"{name}.bytes_per_s", link.bytes_per_s), hop_s=latency * link.hop_s)
         for name, link in (("intra", cluster.intra), ("inter", cluster.inter))
@@ -69,7 +68,7 @@ def model_with(model: ContentionModel, values: Mapping[str, float]) -> Contentio
         replace(
             profile,
             links=Links.STATED,  # the trace's own wire takes the place of a published one
-            gpus=gpus,
+            fitted={cluster.gpu.name: known},
             amplification=values["amplification"],
             slice_overhead_s=_scaled_link(profile.slice_overhead_s, latency),
             ring_base_s=_scaled_protocol(profile.ring_base_s, latency),
@@ -86,7 +85,7 @@ def _constants(traced: Sequence[TracedGroup], model: ContentionModel) -> list[Co
         if between in spans:
             rate = link.bytes_per_s
             found.append(Constant(f"{name}.bytes_per_s", rate, rate / 100, rate * 20))
-    channel = profile.for_gpu(cluster.gpu.name).channel_bytes_per_s
+    channel = profile.for_gpu(cluster.gpu).channel_bytes_per_s
     kappa = max(_LEAST_AMPLIFICATION, profile.amplification)
     return [
         *found,

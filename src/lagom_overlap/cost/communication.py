@@ -258,7 +258,7 @@ def _fifo(knobs: _Knobs, num_slices: int, cluster: Cluster, link: Link, profile:
 
 def _channel_rate(threads: int, cluster: Cluster, profile: Profile) -> float:
     """What one channel copies with that many threads, in B/s."""
-    return profile.for_gpu(cluster.gpu.name).channel_bytes_per_s * (1.0 - exp(-threads / profile.thread_scale))
+    return profile.for_gpu(cluster.gpu).channel_bytes_per_s * (1.0 - exp(-threads / profile.thread_scale))
 
 
 def _by_specification(collective: Collective, knobs: _Knobs, cluster: Cluster, profile: Profile) -> CollectiveCost:

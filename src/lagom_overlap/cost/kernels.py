@@ -27,7 +27,7 @@ def kernel_of_time(
     gpu: Gpu, profile: Profile, *, alone_s: float, num_blocks: int, blocks_per_sm: int, total_bytes: float
 ) -> Kernel:
     """The kernel that the model runs alone in `alone_s`, or slower where its memory traffic needs longer."""
-    profile = profile.on_gpu(gpu.name)
+    profile = profile.on_gpu(gpu)
     waves = _waves_alone(gpu, num_blocks, blocks_per_sm)
     count = waves.count(profile.quantisation)
     transfer_s = total_bytes / gpu.hbm_bytes_per_s
@@ -47,7 +47,7 @@ def persistent_of_time(
     gpu: Gpu, profile: Profile, *, alone_s: float, grid: TileGrid, total_bytes: float, launched: TileGrid | None = None
 ) -> Kernel:
     """The persistent kernel that the model runs alone in `alone_s` on that grid, but `launched` on another one."""
-    profile = profile.on_gpu(gpu.name)
+    profile = profile.on_gpu(gpu)
     waves = persistent_waves(grid, gpu)
     total_bytes = min(total_bytes, alone_s * gpu.hbm_bytes_per_s)
     block_bytes = total_bytes / grid.num_tiles
@@ -77,7 +77,7 @@ def product_of_time(
     Raises:
         ValueError: if the profile has no such rate for the GPU.
     """
-    profile, rate = profile.on_gpu(gpu.name), profile.for_gpu(gpu.name).sm_flops
+    profile, rate = profile.on_gpu(gpu), profile.for_gpu(gpu).sm_flops
     if rate is None:
         raise ValueError(f"profile {profile.name!r} has no sm_flops for {gpu.name}")
     waves = _waves_alone(gpu, num_blocks, 1, grid)

@@ -107,7 +107,7 @@ class ContentionModel:
     _untouched: dict[Collective, CollectiveCost] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "profile", self.profile.on_gpu(self.cluster.gpu.name))
+        object.__setattr__(self, "profile", self.profile.on_gpu(self.cluster.gpu))
         if not 0 <= self.rank_skew_s < float("inf"):
             raise JobError(f"cost.rank_skew is {self.rank_skew_s} s, must be finite and not negative")
         carved, gpu = self.persistent_carve_out_sms, self.cluster.gpu
@@ -225,7 +225,7 @@ class ContentionModel:
         carved = self.persistent_carve_out_sms
         if carved is None or not isinstance(work, Gemm):
             return kernel
-        if not self.profile.for_gpu(gpu.name).nvjet:
+        if not self.profile.for_gpu(gpu).nvjet:
             return as_persistent(kernel, gpu.num_sms, carved)
         whole, fewer = (hopper_grid((work.m, work.n), work.batch, sms) for sms in (gpu.num_sms, gpu.num_sms - carved))
         alone_s, total_bytes = self.kernel_seconds(kernel), kernel.num_blocks * kernel.block_bytes
@@ -252,7 +252,7 @@ class ContentionModel:
     ) -> float:
         """Seconds g f of a whole kernel during collectives that hold SMs, take memory traffic and pollute the L2."""
         profile, gpu = self.profile, self.cluster.gpu
-        own = profile.for_gpu(gpu.name)
+        own = profile.for_gpu(gpu)
         small = kernel.blocks_per_sm >= profile.small_block_count
         if kernel.grid is not None and kernel.own_tiles:
             waves = persistent_waves(

@@ -1,5 +1,6 @@
 """The constants of the contention model, as data: profiles are TOML files in `data/`, each number with its source.
 
+What differs between GPUs is the table `[contention]` of their files (`hardware.gpu_file`), whatever the profile.
 A profile may say `extends = "other"`; then it holds only what differs. Symbols in brackets are those of
 docs/notation.md; which equation reads which constant is said in `contention.py` and `communication.py`.
 """
@@ -17,7 +18,9 @@ import msgspec
 
 from lagom_overlap.collective import Protocol
 from lagom_overlap.errors import UnknownNameError
-from lagom_overlap.hardware import LinkKind
+from lagom_overlap.hardware import Gpu, LinkKind
+from lagom_overlap.hardware.gpu_file import table_of
+from lagom_overlap.toml_tables import from_table
 
 
 class Collectives(StrEnum):
@@ -78,7 +81,7 @@ class ByProtocol:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuConstants:
-    """What differs between GPU generations; what is None is the profile's.
+    """What differs between GPU generations, `[contention]` of a GPU's file; what is None is the profile's.
 
     `channel_bytes_per_s` [b_sm] is what one channel copies with many threads. `sm_flops` is the dense 2-byte rate of
     one SM while few of them work: with it, what a product takes beyond that is a limit that all SMs share (power,
@@ -168,8 +171,8 @@ class Profile:
     small_block_share: float
     """...with this share of them."""
 
-    gpus: Mapping[str, GpuConstants] = field(hash=False)
-    """By prefix of the GPU's name; `any` for all others."""
+    fitted: Mapping[str, GpuConstants] = field(default_factory=dict, hash=False)
+    """What a fit tries, by the GPU's name, in place of what its file says."""
 
     def __post_init__(self) -> None:
         positive = ("thread_scale", "tree_efficiency", "link_sharpness", "l2_share")
@@ -189,25 +192,37 @@ class Profile:
             raise ValueError(f"profile {self.name!r}: max_traffic_share is {self.max_traffic_share}, must lie in 0..1")
         if isnan(self.overlap_norm) or self.overlap_norm < 1:
             raise ValueError(f"profile {self.name!r}: overlap_norm is {self.overlap_norm}, must be at least 1")
-        if "any" not in self.gpus:
-            raise ValueError(f"profile {self.name!r}: gpus lacks 'any'")
 
-    def for_gpu(self, gpu_name: str) -> GpuConstants:
-        """The constants of the longest prefix of that name, else those of `any`."""
-        return self.gpus[_longest_prefix(tuple(self.gpus), gpu_name)]
+    def for_gpu(self, gpu: Gpu) -> GpuConstants:
+        """The constants of that GPU.
 
-    def on_gpu(self, gpu_name: str) -> "Profile":
-        """The profile with what that GPU's constants say otherwise."""
-        own = self.for_gpu(gpu_name)
+        Raises:
+            JobError: if those of a user's own file are none.
+        """
+        return self.fitted.get(gpu.name) or contention_of(gpu)
+
+    def on_gpu(self, gpu: Gpu) -> "Profile":
+        """The profile with what that GPU's constants say otherwise.
+
+        Raises:
+            JobError: if those of a user's own file are none.
+        """
+        own = self.for_gpu(gpu)
         names = ("link_sharpness", "amplification", "load_sensitivity", "overlap_norm")
         changed = {name: value for name in names if (value := getattr(own, name)) not in (None, getattr(self, name))}
         return replace(self, **changed) if changed else self
 
 
 @cache
-def _longest_prefix(prefixes: tuple[str, ...], gpu_name: str) -> str:
-    known = [prefix for prefix in prefixes if gpu_name.upper().startswith(prefix.upper())]
-    return max(known, key=len) if known else "any"
+def contention_of(gpu: Gpu) -> GpuConstants:
+    """What the GPU's file says of contention.
+
+    Raises:
+        JobError: if the table of a user's own file is none.
+    """
+    own = table_of(gpu, "contention")
+    assert own is not None, "gpus/any.toml has one for all"
+    return from_table(own[0], GpuConstants, own[1], "contention.")
 
 
 def profile_names() -> list[str]:

@@ -1,29 +1,29 @@
 """Nodes of equal GPUs, the wires inside a node and between nodes.
 
-Presets: one TOML file per cluster, each number with its source and date in a comment next to it.
+Presets: one TOML file per cluster (`clusters/NAME.toml`), each number with its source and date in a comment next to it.
 """
 
 import tomllib
 from dataclasses import dataclass, replace
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, Final
-
-import msgspec
+from typing import Any
 
 from lagom_overlap.errors import JobError, UnknownNameError
 from lagom_overlap.hardware.gpu import Gpu
+from lagom_overlap.hardware.gpu_file import load_gpu, read_preset_file, taken_out, with_own
 from lagom_overlap.hardware.link import Link
-from lagom_overlap.record import read_regular
-from lagom_overlap.toml_tables import from_table, parse_toml
+from lagom_overlap.toml_tables import from_table
 
-MAX_PRESET_BYTES: Final = 1 << 20
+
+def _folder() -> Traversable:
+    return resources.files("lagom_overlap.clusters")
 
 
 def preset_names() -> list[str]:
     """The names that `load_preset` knows, sorted."""
-    folder = resources.files(__package__) / "data"
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    return sorted(entry.name.removesuffix(".toml") for entry in _folder().iterdir() if entry.name.endswith(".toml"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,40 +117,38 @@ class Cluster:
         return replace(self, gpus_per_node=per_node, num_nodes=nodes, inter=inter)
 
 
-def load_preset(name: str, num_nodes: int | None = None, gpus_per_node: int | None = None) -> Cluster:
+def load_preset(
+    name: str, num_nodes: int | None = None, gpus_per_node: int | None = None, gpu: str | None = None
+) -> Cluster:
     """The cluster of that name, or of that file where the name ends in `.toml`.
 
-    With `num_nodes` nodes, and `gpus_per_node` GPUs in each, if given.
+    With `num_nodes` nodes, `gpus_per_node` GPUs in each, and GPUs of the name or file `gpu`, if given.
 
-    A file has the keys of a preset; an `[operators]` table next to them is for the cost model.
+    A file has the keys of a preset. `gpu` is a GPU's name or file (seen from the working directory) or a table of the
+    hardware; other tables of a GPU's file (`gpu_file`) may stand next to it.
 
     Raises:
-        UnknownNameError: if there is no such preset.
+        UnknownNameError: if there is no such preset or GPU.
         JobError: if the file cannot be read or describes no cluster, or its nodes cannot have so many GPUs.
     """
     if name.endswith(".toml"):
-        tables = read_preset_file(Path(name))
-        tables.pop("operators", None)
-        cluster = from_table(tables, Cluster, f"cluster file {name!r}")
+        cluster = _cluster_of(read_preset_file(Path(name), "cluster file"), f"cluster file {name!r}")
     else:
         if name not in preset_names():
             raise UnknownNameError.among("cluster preset", name, preset_names())
-        text = (resources.files(__package__) / "data" / f"{name}.toml").read_text(encoding="utf-8")
-        cluster = msgspec.convert(tomllib.loads(text), Cluster)
+        text = (_folder() / f"{name}.toml").read_text(encoding="utf-8")
+        cluster = _cluster_of(tomllib.loads(text), f"clusters/{name}.toml")
+    if gpu is not None:
+        cluster = replace(cluster, gpu=load_gpu(gpu))
     if gpus_per_node is not None:
         cluster = cluster.with_gpus_per_node(gpus_per_node)
     return cluster if num_nodes is None else replace(cluster, num_nodes=num_nodes)
 
 
-def read_preset_file(path: Path) -> dict[str, Any]:  # any TOML value
-    """The tables of a cluster file.
-
-    Raises:
-        JobError: if it cannot be read, is oversized or no TOML.
-    """
-    try:
-        return parse_toml(read_regular(path, MAX_PRESET_BYTES))
-    except OSError as error:
-        raise JobError(f"cluster file {str(path)!r} cannot be read: {error.strerror}") from None
-    except ValueError as error:  # no TOML, no UTF-8, tables in tables
-        raise JobError(f"cluster file {str(path)!r} is not TOML: {error}") from None
+def _cluster_of(tables: dict[str, Any], source: str) -> Cluster:  # any TOML value
+    own = taken_out(tables)
+    named = tables.get("gpu")
+    if isinstance(named, str):
+        tables = tables | {"gpu": load_gpu(named)}
+    cluster = from_table(tables, Cluster, source)
+    return replace(cluster, gpu=with_own(cluster.gpu, own, source))

@@ -1,8 +1,22 @@
 """One GPU as the contention model sees it."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from lagom_overlap.errors import JobError
+from lagom_overlap.toml_tables import NOT_A_KEY
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTables:
+    """Tables that a user's own file has about a GPU besides its hardware; whoever needs one decodes it (`gpu_file`).
+
+    Compared by what is in them: a file that was edited is another one.
+    """
+
+    source: str
+    tables: Mapping[str, Any] = field(hash=False, repr=False)  # any TOML value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +47,14 @@ class Gpu:
     nvfp4: bool = False
     gpc_sms: tuple[int, ...] = ()
     gpc_first_sms: tuple[int, ...] = ()
+    own: GpuTables | None = field(default=None, repr=False, metadata=NOT_A_KEY)
+    """None: what is known of the GPU besides is in the package's files, found by its name."""
 
     def __post_init__(self) -> None:
-        for field in ("num_sms", "gemm_flops", "hbm_bytes_per_s", "l2_bytes", "memory_bytes"):
-            value = getattr(self, field)
+        for name in ("num_sms", "gemm_flops", "hbm_bytes_per_s", "l2_bytes", "memory_bytes"):
+            value = getattr(self, name)
             if not 0 < value < float("inf"):
-                raise JobError(f"gpu {self.name!r}: {field} is {value}, must be positive and finite")
+                raise JobError(f"gpu {self.name!r}: {name} is {value}, must be positive and finite")
         if self.num_xcds < 1 or self.num_sms % self.num_xcds:
             raise JobError(
                 f"gpu {self.name!r}: num_xcds is {self.num_xcds}, must divide num_sms, which is {self.num_sms}"

@@ -14,7 +14,7 @@ from lagom_overlap.backends.base import Backend, BackendRequest
 from lagom_overlap.backends.gloo import join_if_launched_by_torchrun
 from lagom_overlap.collective import Collective, LaunchSpace, SpaceLimits, chunk_bytes_of_slice
 from lagom_overlap.cost import ContentionModel, load_profile
-from lagom_overlap.cost.operators import OperatorConstants
+from lagom_overlap.cost.operators import OperatorConstants, load_operators
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import Cluster
 from lagom_overlap.jobfile.registry import backend_factory
@@ -33,7 +33,6 @@ from lagom_overlap.jobfile.step import (
     cluster_for,
     filled_cluster,
     job_step,
-    operators_alone,
     stated_cluster,
     step_operators,
 )
@@ -246,7 +245,11 @@ def job_fingerprint(spec: JobSpec, groups: tuple[OverlapGroup, ...]) -> str:
 
     The tuner, its space and budget do not count: a bundle may be replayed with others.
     """
-    machine: tuple[object, ...] = (spec.cluster, spec.cost.profile, spec.job.ranks, spec.job.link)
+    named = spec.cluster
+    cluster = named and {"preset": named.preset, "nodes": named.nodes, "gpus_per_node": named.gpus_per_node}
+    machine: tuple[object, ...] = (cluster, spec.cost.profile, spec.job.ranks, spec.job.link)
+    if named is not None and named.gpu is not None:  # recordings of before there was the key keep their digits
+        machine += (f"gpu={named.gpu}",)
     if spec.cost.sm_carveout is not None:
         machine += (spec.cost.sm_carveout,)
     if spec.cost.rank_skew_s:
@@ -308,10 +311,9 @@ def join_launched(backend: str) -> int | None:
 
 def _operators(spec: JobSpec, cluster: Cluster) -> OperatorConstants:
     """What operators cost: those of a model in its whole step, groups by shapes alone and in nobody's kernels."""
-    preset = "" if spec.cluster is None else spec.cluster.preset
     if spec.parallel is None and spec.model is None:
-        return operators_alone(preset, cluster.gpu)
-    return step_operators(preset, cluster.gpu, spec.parallel)
+        return load_operators(cluster.gpu)
+    return step_operators(cluster.gpu, spec.parallel)
 
 
 def contention_model_of(spec: JobSpec, cluster: Cluster) -> ContentionModel:

@@ -57,9 +57,13 @@ class ModelTable(Spec, frozen=True):
 
 
 class ClusterTable(Spec, frozen=True):
-    """`[cluster]`: a preset by name or a file of one (`*.toml`), with other nodes if given."""
+    """`[cluster]`: a preset by name or a file of one (`*.toml`), with other nodes if given.
+
+    `gpu` is a GPU by name or a file of one (`*.toml`) that the nodes have in place of the preset's.
+    """
 
     preset: Name
+    gpu: Name | None = None
     nodes: Count | None = None
     gpus_per_node: Count | None = None
 

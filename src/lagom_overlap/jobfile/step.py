@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import Final
 
 from lagom_overlap.capturing.file import read_capture
-from lagom_overlap.cost.nccl.machines import is_guessed
+from lagom_overlap.cost.nccl.machines import is_guessed, nccl_of
 from lagom_overlap.cost.operators import (
     FrameworkConstants,
     OperatorConstants,
     load_framework,
     load_operators,
-    operators_of_preset,
 )
-from lagom_overlap.cost.profile import Profile, load_profile
+from lagom_overlap.cost.profile import Profile, contention_of, load_profile
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import Cluster, Gpu, load_preset
 from lagom_overlap.jobfile.spec import ClusterTable, JobSpec, ModelTable
@@ -141,10 +140,14 @@ def stated_cluster(table: ClusterTable) -> Cluster:
     """The cluster that `[cluster]` states.
 
     Raises:
-        UnknownNameError: if there is no such preset.
-        JobError: if it is a file that describes no cluster, or its nodes cannot have so many GPUs.
+        UnknownNameError: if there is no such preset or GPU.
+        JobError: if it is a file that describes no cluster or GPU, or its nodes cannot have so many GPUs.
     """
-    return load_preset(table.preset, table.nodes, table.gpus_per_node)
+    cluster = load_preset(table.preset, table.nodes, table.gpus_per_node, table.gpu)
+    if cluster.gpu.own is not None:  # what is wrong in a user's own tables is told here, not where they are used
+        for load in (load_operators, contention_of, nccl_of):
+            load(cluster.gpu)
+    return cluster
 
 
 def nodes_notes(spec: JobSpec, cluster: Cluster) -> list[str]:
@@ -206,16 +209,11 @@ def cluster_for(spec: JobSpec, layout: ParallelLayout) -> Cluster:
     return replace(cluster, gpus_per_node=min(cluster.gpus_per_node, layout.num_gpus))
 
 
-def operators_alone(preset: str, gpu: Gpu) -> OperatorConstants:
-    """What operators cost one at a time: those of the preset's file, else the package's for its GPU."""
-    return operators_of_preset(preset) or load_operators(gpu)
-
-
-def step_operators(preset: str, gpu: Gpu, parallel: ParallelTable | None) -> OperatorConstants:
+def step_operators(gpu: Gpu, parallel: ParallelTable | None) -> OperatorConstants:
     """What operators cost in a whole step; where no framework is told, stock PyTorch's kernels of attention."""
     framework = load_framework("fsdp2" if parallel is None else parallel.framework_name)
     asked = None if parallel is None else parallel.attention_kernel
-    return operators_alone(preset, gpu).in_training().running(framework, asked)
+    return load_operators(gpu).in_training().running(framework, asked)
 
 
 def precision_of(spec: JobSpec, rules: IssueRules) -> Precision:
@@ -320,7 +318,7 @@ def job_step(spec: JobSpec) -> JobStep | None:
         precision=precision,
         clips=rules.clips if parallel.clip_gradients is None else parallel.clip_gradients,
         framework=framework.graphed() if parallel.cuda_graph else framework,
-        operators=operators_alone(spec.cluster.preset, cluster.gpu),
+        operators=load_operators(cluster.gpu),
         profile=load_profile(spec.cost.profile),
         sm_carveout=spec.cost.sm_carveout,
         rank_skew_s=spec.cost.rank_skew_s,

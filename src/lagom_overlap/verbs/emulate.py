@@ -172,7 +172,7 @@ def _model(request: EmulateRequest, environment: Mapping[str, str]) -> tuple[Clu
     cluster = stated_cluster(table)
     cluster = replace(cluster, num_nodes=_num_hosts(request, cluster, environment))
     parallel = spec.parallel if spec is not None else None
-    operators = step_operators(table.preset, cluster.gpu, parallel)
+    operators = step_operators(cluster.gpu, parallel)
     profile = load_profile(spec.cost.profile if spec is not None else "plausible")
     carved = None if spec is None else spec.cost.sm_carveout
     return cluster, ContentionModel(cluster, profile, carved, operators)

@@ -147,7 +147,7 @@ def _of_capture(capture: IssuedStep, cluster_name: str, wish: TimesWish, check: 
     cluster = filled_cluster(ClusterTable(preset=cluster_name), capture.num_ranks)
     placed = _checked(capture.placed_on(cluster))
     check(placed.iteration, capture.num_ranks)
-    operators = step_operators(cluster_name, cluster.gpu, None)
+    operators = step_operators(cluster.gpu, None)
     model = ModelTimes(ContentionModel(cluster, load_profile(_PROFILE), operators=operators))
     found = _modelled(wish, placed.iteration, model, _PROFILE)
     problem = _problem(PlanTable(), placed.iteration, cluster, found.times, step=placed)

@@ -24,7 +24,7 @@ from lagom_overlap.cost.operators.machine_fit import (
     machine_gpu,
 )
 from lagom_overlap.errors import JobError, MissingDependencyError
-from lagom_overlap.hardware import Cluster, Link, LinkKind
+from lagom_overlap.hardware import Cluster, Gpu, Link, LinkKind
 from lagom_overlap.jobfile.build import groups_of
 from lagom_overlap.jobfile.spec import JobSpec
 from lagom_overlap.record import create_folder, describe_machine, package_versions, utc_now, write_private
@@ -116,7 +116,7 @@ def _works(spec: JobSpec) -> list[MachineWork]:
     return list(found)
 
 
-def _stated(constants: OperatorConstants) -> dict[str, Any]:  # any TOML value
+def _stated(constants: Gpu | OperatorConstants) -> dict[str, Any]:  # any TOML value
     """TOML has no null: what is not stated is left out."""
     return {key: value for key, value in asdict(constants).items() if value is not None}
 
@@ -132,7 +132,7 @@ def _cluster_file(fit: MachineFit, result: ProfileResult) -> bytes:
         intra=wire,
         inter=wire,
     )
-    tables = msgspec.to_builtins({**asdict(cluster), "operators": _stated(fit.constants)})
+    tables = msgspec.to_builtins({**asdict(cluster), "gpu": _stated(cluster.gpu), "operators": _stated(fit.constants)})
     held = "unknown" if result.held_out_mean_abs_error is None else f"{result.held_out_mean_abs_error:.1%}"
     words = [
         f"Written by {result.tool} {result.version}, {result.date}, job {result.job!r}.",

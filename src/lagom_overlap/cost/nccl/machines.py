@@ -1,29 +1,55 @@
 """From a cluster preset to NCCL's graphs: which topology a collective on that many of its ranks sees.
 
+What the graphs need of a machine beyond a cluster preset is the table `[nccl]` of its GPU's file (`hardware.gpu_file`).
 GPUs behind an NVSwitch get derived graphs (`search.py`), bridged A40 the presets of `topologies.toml`, anything else
 one ring at its own link's speed. Departures: ranks that do not fill their nodes evenly are taken as if they did; the
 number of network cards is the node's bandwidth in cards of the machine's kind; without a preset, nodes without a switch
 are taken as one ring over their cards.
 """
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
-from importlib import resources
-
-import msgspec
 
 from lagom_overlap.collective import Collective
 from lagom_overlap.cost.nccl.choice import POINT_TO_POINT, NcclChoice, choose
 from lagom_overlap.cost.nccl.point_to_point import choose_point_to_point
 from lagom_overlap.cost.nccl.search import NvswitchMachine, nvswitch_topology, pcie_topology
 from lagom_overlap.cost.nccl.topology import CpuVendor, PathType, Topology, load_topology
-from lagom_overlap.hardware import Cluster, LinkKind
+from lagom_overlap.cost.nccl.wire import FittedLink
+from lagom_overlap.hardware import Cluster, Gpu, LinkKind
+from lagom_overlap.hardware.gpu_file import table_of
+from lagom_overlap.toml_tables import from_table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Machine:
+class MeasuredLink:
+    """The link of that many ranks on one node, fitted to published measurements."""
+
+    num_ranks: int
+    bytes_per_s: float
+    latency_scale: float
+
+    def __post_init__(self) -> None:
+        if self.num_ranks < 2:
+            raise ValueError(f"nccl.links: num_ranks is {self.num_ranks}, must be at least 2")
+        _ = self.fitted
+
+    @property
+    def fitted(self) -> FittedLink:
+        """The same as prices take it."""
+        return FittedLink(self.bytes_per_s, self.latency_scale)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NcclMachine:
+    """What NCCL's graphs need of a machine, by its GPU.
+
+    `compute_capability` is 10 major + minor, `nvlink_bytes_per_s` what all NVLinks of a GPU carry as NCCL counts them,
+    `nvswitch` whether they meet in a switch, `card_bytes_per_s` a network card through its slot. `graphs` names
+    topologies (`topology.load_topology`) by ranks per node, of one node and of several. `links` are measured.
+    """
+
     compute_capability: int
     cpu_vendor: CpuVendor
     nvlink_bytes_per_s: float
@@ -31,18 +57,27 @@ class _Machine:
     card_bytes_per_s: float
     graphs: Mapping[str, str] = field(default_factory=dict)
     graphs_of_several_nodes: Mapping[str, str] = field(default_factory=dict)
+    links: tuple[MeasuredLink, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.compute_capability < 60:
+            raise ValueError(f"nccl.compute_capability is {self.compute_capability}, must be at least 60")
+        for rate in ("nvlink_bytes_per_s", "card_bytes_per_s"):
+            value = getattr(self, rate)
+            if not 0 < value < float("inf"):
+                raise ValueError(f"nccl.{rate} is {value}, must be positive and finite")
 
 
 @cache
-def _machines() -> dict[str, _Machine]:
-    text = (resources.files(__package__) / "data" / "machines.toml").read_text(encoding="utf-8")
-    return msgspec.convert(tomllib.loads(text), dict[str, _Machine])
+def nccl_of(gpu: Gpu) -> NcclMachine:
+    """What the GPU's file says for NCCL.
 
-
-def _machine_of(gpu_name: str) -> _Machine:
-    machines = _machines()
-    known = [prefix for prefix in machines if prefix != "any" and gpu_name.upper().startswith(prefix)]
-    return machines[max(known, key=len)] if known else machines["any"]
+    Raises:
+        JobError: if the table of a user's own file is none.
+    """
+    own = table_of(gpu, "nccl")
+    assert own is not None, "gpus/any.toml has one for all"
+    return from_table(own[0], NcclMachine, own[1], "nccl.")
 
 
 @lru_cache(maxsize=256)
@@ -57,7 +92,7 @@ def topology_of(cluster: Cluster, num_ranks: int, num_nodes: int | None = None) 
         raise ValueError(f"num_ranks is {num_ranks}, a collective has at least 2")
     seen = cluster.part(num_ranks, num_nodes)
     nodes, local = seen.num_nodes, seen.gpus_per_node
-    machine = _machine_of(cluster.gpu.name)
+    machine = nccl_of(cluster.gpu)
     nvlink = cluster.intra.kind is LinkKind.NVLINK
     named = (machine.graphs if nodes == 1 else machine.graphs_of_several_nodes).get(str(local))
     preset = None if named is None else load_topology(named)
@@ -81,7 +116,7 @@ def topology_of(cluster: Cluster, num_ranks: int, num_nodes: int | None = None) 
 
 def is_guessed(cluster: Cluster) -> bool:
     """Whether nobody knows the graph between the cluster's nodes: GPUs with links of their own, without a switch."""
-    machine = _machine_of(cluster.gpu.name)
+    machine = nccl_of(cluster.gpu)
     is_known = machine.nvswitch or str(cluster.gpus_per_node) in machine.graphs_of_several_nodes
     return cluster.num_nodes > 1 and cluster.intra.kind is LinkKind.NVLINK and not is_known
 
@@ -107,7 +142,7 @@ def default_choice(collective: Collective, cluster: Cluster) -> NcclChoice:
     return choose_point_to_point(filled, topology) if filled.kind in POINT_TO_POINT else choose(filled, topology)
 
 
-def _switched(cluster: Cluster, machine: _Machine) -> NvswitchMachine:
+def _switched(cluster: Cluster, machine: NcclMachine) -> NvswitchMachine:
     cards = max(1, min(cluster.gpus_per_node, round(cluster.inter.bytes_per_s / machine.card_bytes_per_s)))
     return NvswitchMachine(
         name=cluster.name,

@@ -6,7 +6,6 @@ from lagom_overlap.cost.operators.constants import (
     OperatorConstants,
     load_framework,
     load_operators,
-    operators_of_preset,
 )
 from lagom_overlap.cost.operators.times import OperatorTimes
 
@@ -17,5 +16,4 @@ __all__ = [
     "OperatorTimes",
     "load_framework",
     "load_operators",
-    "operators_of_preset",
 ]

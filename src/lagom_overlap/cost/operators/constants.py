@@ -1,4 +1,7 @@
-"""Constants of operators and of training frameworks, as data: TOML files in `data/`, each with how it was fitted."""
+"""Constants of operators and of training frameworks, as data, each with how it was fitted.
+
+A GPU's are the table `[operators]` of its file (`hardware.gpu_file`), a framework's the files of `data/frameworks`.
+"""
 
 import tomllib
 from dataclasses import dataclass, replace
@@ -6,23 +9,20 @@ from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from math import inf
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from lagom_overlap.cost.operators.gemm import GemmConstants
 from lagom_overlap.errors import JobError, UnknownNameError
-from lagom_overlap.hardware import Gpu, read_preset_file
+from lagom_overlap.hardware import Gpu, load_gpu
+from lagom_overlap.hardware.gpu_file import table_of
 from lagom_overlap.toml_tables import from_table
 from lagom_overlap.workload import Issuer
 from lagom_overlap.workload.parallel import AttentionKernel
 
 _REFERENCE: Final = "a100"
-_REFERENCE_SMS: Final = 108
-_REFERENCE_SM_FLOPS: Final = 240e12 / _REFERENCE_SMS
-_REFERENCE_BYTES_PER_S: Final = 1.7e12
-"""The A100 as its preset describes it: what a GPU without a file is compared with."""
+"""What a GPU is compared with whose operators nobody put down."""
 WIDE_HEAD: Final = 128
 """Columns of a head from which on attention is not slower for its exponentials."""
 
@@ -274,19 +274,23 @@ def _read(kind: str, name: str) -> dict[str, Any]:  # any TOML value
 
 @cache
 def load_operators(gpu: Gpu) -> OperatorConstants:
-    """The constants of a GPU, by the file whose name begins its own ("A100-SXM4-80GB": a100).
+    """The constants of a GPU: the `[operators]` of its file.
 
-    A GPU without a file gets the A100's, its rates scaled by the achieved product rate and memory bandwidth of the
+    A GPU whose file has none gets the A100's, its rates scaled by the achieved product rate and memory bandwidth of the
     two; `fitted_on` says so.
+
+    Raises:
+        JobError: if the table of a user's own file is none.
     """
-    names = [name for name in _names("gpus") if gpu.name.lower().startswith(name)]
-    if names:
-        return msgspec.convert(_read("gpus", max(names, key=len)), OperatorConstants)
-    known = msgspec.convert(_read("gpus", _REFERENCE), OperatorConstants)
-    per_sm = gpu.gemm_flops / gpu.num_sms / _REFERENCE_SM_FLOPS
-    memory = gpu.hbm_bytes_per_s / _REFERENCE_BYTES_PER_S
+    own = table_of(gpu, "operators")
+    if own is not None:
+        return _decoded(*own)
+    reference = load_gpu(_REFERENCE)
+    known = load_operators(reference)
+    per_sm = gpu.gemm_flops / gpu.num_sms / (reference.gemm_flops / reference.num_sms)
+    memory = gpu.hbm_bytes_per_s / reference.hbm_bytes_per_s
     first, second, third = known.gemm.tile_flops
-    products = per_sm * gpu.num_sms / _REFERENCE_SMS
+    products = per_sm * gpu.num_sms / reference.num_sms
     return replace(
         known,
         name=gpu.name,
@@ -304,18 +308,7 @@ def load_operators(gpu: Gpu) -> OperatorConstants:
     )
 
 
-def operators_of_preset(preset: str) -> OperatorConstants | None:
-    """The `[operators]` table of a cluster file; None for a preset by name, or a file without one.
-
-    Raises:
-        JobError: if the file cannot be read, or the table is none.
-    """
-    if not preset.endswith(".toml"):
-        return None
-    table = read_preset_file(Path(preset)).get("operators")
-    if table is None:
-        return None
-    source = f"cluster file {preset!r}"
+def _decoded(table: Any, source: str) -> OperatorConstants:  # any TOML value
     if isinstance(table, dict) and "attention_kernel" in table:
         raise JobError(f"{source}: unknown key 'operators.attention_kernel'; a job has parallel.attention_kernel")
     operators = from_table(table, OperatorConstants, source, "operators.")

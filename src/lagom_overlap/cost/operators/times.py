@@ -64,7 +64,7 @@ class OperatorTimes:
                 total_bytes = 4.0 * tensor * work.passes
             case Gemm():
                 time = self._gemm(work, work.batch)
-                if profile.for_gpu(self.gpu.name).sm_flops is not None:
+                if profile.for_gpu(self.gpu).sm_flops is not None:
                     return product_of_time(
                         self.gpu,
                         profile,
@@ -74,7 +74,7 @@ class OperatorTimes:
                     )
                 num_blocks, total_bytes = time.num_blocks, time.total_bytes
         alone_s = self.seconds(work)
-        share = profile.for_gpu(self.gpu.name).product_share
+        share = profile.for_gpu(self.gpu).product_share
         if share is not None and not isinstance(work, MemoryBound):
             total_bytes = share * self.gpu.hbm_bytes_per_s * alone_s
         return kernel_of_time(
