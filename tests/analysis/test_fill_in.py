@@ -107,6 +107,8 @@ def test_gpus_are_known_by_whole_words_of_their_name():
     assert cluster("NVIDIA A100-SXM4-80GB").gpu.name.startswith("A100")
     assert cluster("NVIDIA A100-SXM4-80GB").gpu.num_sms == 108
     assert cluster("NVIDIA H200").gpu.name.startswith("H200")
+    sister = cluster("NVIDIA H100 PCIe").gpu  # whose GPCs are not those of the one that was measured
+    assert (sister.num_sms, sister.gpc_sms) == (108, ())
     assert cluster("NVIDIA RTX A4000") is None
     assert cluster("") is None
 

@@ -25,6 +25,7 @@ from lagom_overlap.analysis.findings import Findings, RankFindings
 from lagom_overlap.analysis.groups import KernelKey
 from lagom_overlap.analysis.intervals import depth_at_least
 from lagom_overlap.analysis.trace_gpu import cluster_of_trace
+from lagom_overlap.hardware import Cluster
 from lagom_overlap.trace.gpu_trace import UNKNOWN, EventRole, Floats, Int64
 
 
@@ -47,13 +48,16 @@ def _longest_overlap(rank: RankFindings, rows: Int64) -> Int64:
     return best
 
 
-def fill_in(findings: Findings) -> FillIn:
-    """What the cost model estimates of all runs without a twin; nothing where the GPU has no preset."""
+def fill_in(findings: Findings, machine: Cluster | None = None) -> FillIn:
+    """What the cost model estimates of all runs without a twin on that machine, by default the preset of the GPU.
+
+    Nothing where no preset has it.
+    """
     rows_of_keys = {row.key: row for row in findings.rows}
     num = run_ns = 0
     estimated_ns = 0.0
     for index, rank in enumerate(findings.ranks):
-        rows, cluster = _uncovered(findings, index), cluster_of_trace(rank.trace)
+        rows, cluster = _uncovered(findings, index), cluster_of_trace(rank.trace, machine)
         events = rank.trace.events
         lengths = events.end_ns[rows] - events.start_ns[rows]
         if cluster is None:

@@ -1,7 +1,7 @@
-"""The machine that a trace was recorded on, as far as a preset knows it.
+"""The machine that a trace was recorded on: the one that the user names, or as far as a preset knows it.
 
-The GPU is the preset whose model stands as a word in the trace's name ("NVIDIA H100 PCIe" -> H100), with the trace's
-own number of SMs: a card with another memory is taken for its sister.
+The GPU is then the preset whose model stands as a word in the trace's name ("NVIDIA H100 PCIe" -> H100), with the
+trace's own number of SMs: a card with another memory is taken for its sister.
 """
 
 import re
@@ -24,12 +24,13 @@ def _model(gpu: Gpu) -> str:
     return gpu.name.partition("-")[0]
 
 
-def cluster_of_trace(trace: GpuTrace) -> Cluster | None:
-    """The preset of the trace's GPU with the trace's number of SMs; None where no preset has it.
+def cluster_of_trace(trace: GpuTrace, named: Cluster | None = None) -> Cluster | None:
+    """The machine named, or the preset of the trace's GPU, with the trace's number of SMs; None where no preset has it.
 
     Of several presets with that GPU the first by name: their wires differ, and a trace says nothing of wires.
     """
-    cluster = _cluster_named_in(trace.gpu_name)
-    if cluster is None or trace.num_sms is None:
+    cluster = named or _cluster_named_in(trace.gpu_name)
+    if cluster is None or trace.num_sms in (None, cluster.gpu.num_sms):
         return cluster
-    return replace(cluster, gpu=replace(cluster.gpu, num_sms=trace.num_sms))
+    sister = replace(cluster.gpu, num_sms=trace.num_sms, gpc_sms=(), gpc_first_sms=())  # GPCs are of the one measured
+    return replace(cluster, gpu=sister)

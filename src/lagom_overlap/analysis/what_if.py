@@ -20,6 +20,7 @@ from lagom_overlap.analysis.traced_job import TracedGroup, traced_job
 from lagom_overlap.collective import CommConfig, Protocol, Transport
 from lagom_overlap.cost import ContentionModel
 from lagom_overlap.errors import LagomError
+from lagom_overlap.hardware import Cluster
 from lagom_overlap.sim import GroupSimulator
 from lagom_overlap.sim.what_if import (
     COPY_ENGINES,
@@ -61,8 +62,9 @@ class _Group:
         return gain_s, abs(gain_s) * abs(self.alone_s / held.makespan_s - 1.0)
 
 
-def _model(findings: Findings) -> ContentionModel | None:
-    cluster = next((c for rank in findings.ranks if (c := cluster_of_trace(rank.trace)) is not None), None)
+def _model(findings: Findings, machine: Cluster | None) -> ContentionModel | None:
+    found = (cluster_of_trace(rank.trace, machine) for rank in findings.ranks)
+    cluster = next((cluster for cluster in found if cluster is not None), None)
     if cluster is None:
         return None
     most = max((row.key.num_ranks for row in findings.rows), default=1)
@@ -114,9 +116,14 @@ def _copied(_: CommOp, config: CommConfig, reach: KnobReach) -> CommConfig:
     return config if reach is KnobReach.NONE else CommConfig(transport=Transport.COPY_ENGINE)
 
 
-def traced_what_ifs(findings: Findings, groups: Sequence[TraceGroup]) -> tuple[WhatIf, ...]:
-    """The answers for a traced job, best first; none where no preset has its GPU or no group can be simulated."""
-    model = _model(findings)
+def traced_what_ifs(
+    findings: Findings, groups: Sequence[TraceGroup], machine: Cluster | None = None
+) -> tuple[WhatIf, ...]:
+    """The answers for a job traced on that machine, by default the preset of its GPU, best first.
+
+    None where no preset has it, or no group can be simulated.
+    """
+    model = _model(findings, machine)
     held = [] if model is None else _groups(findings, groups, model)
     windows = findings.num_windows * NS_PER_S
     overlapped_s = sum(rank.measures.overlap_ns for rank in findings.ranks) / windows

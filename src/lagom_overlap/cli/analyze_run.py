@@ -59,7 +59,7 @@ def _with_lines(request: AnalyzeRequest) -> AnalyzeResult:
         return run_analyze(request, observe)
 
 
-_TRACES_ONLY: Final = ("against", "compat", "pattern", "anonymise", "out")
+_TRACES_ONLY: Final = ("against", "compat", "cluster", "pattern", "anonymise", "out")
 
 
 def _run_profiles(arguments: argparse.Namespace) -> int:
@@ -79,6 +79,7 @@ def run_verb(arguments: argparse.Namespace) -> int:
         traces=tuple(arguments.traces),
         against=(arguments.against,) if arguments.against else (),
         compat=Compat(arguments.compat) if arguments.compat else None,
+        cluster=arguments.cluster,
         pattern=arguments.pattern,
         is_anonymous=arguments.anonymise,
         num_jobs=arguments.jobs or min(MAX_JOBS, len(os.sched_getaffinity(0))),

@@ -197,6 +197,9 @@ def _analyze(verbs: _Verbs) -> None:
     )
     parser.add_argument("--against", type=Path, metavar="B", help="another run's trace or folder: say what changed")
     parser.add_argument("--compat", choices=_COMPAT, help="print HolisticTraceAnalysis's figures")
+    parser.add_argument(
+        "--cluster", metavar="NAME", help="the traces' machine, a preset or a file of one, by default by their GPU"
+    )
     parser.add_argument("--pattern", metavar="REGEX", help="regular expression of further kernels that communicate")
     parser.add_argument(
         "--anonymise",

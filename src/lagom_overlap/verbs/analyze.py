@@ -15,6 +15,7 @@ from lagom_overlap.analysis.findings import Findings, analyse
 from lagom_overlap.analysis.groups import TraceGroup, overlap_groups
 from lagom_overlap.analysis.hta import hta_figures
 from lagom_overlap.errors import TraceError
+from lagom_overlap.hardware import Cluster
 from lagom_overlap.record import check_new_folder, utc_now
 from lagom_overlap.results.analyze import Analysis, AnalyzeResult
 from lagom_overlap.results.analyze_against import against_run
@@ -38,7 +39,8 @@ class AnalyzeRequest:
     """Traces and what the command line adds.
 
     `against` is another run to compare with; `is_anonymous` takes names out of everything that is written
-    (`analysis/anonymous.py` says which); `num_jobs` processes read (see `read_traces`).
+    (`analysis/anonymous.py` says which); `num_jobs` processes read (see `read_traces`). `cluster` is the machine of the
+    traces, a preset's name or file; None: a preset that has the GPU that they name.
     """
 
     traces: tuple[Path, ...]
@@ -47,6 +49,7 @@ class AnalyzeRequest:
     num_jobs: int = 1
     compat: Compat | None = None
     pattern: str | None = None
+    cluster: str | None = None
     seed: int = 0
     out: Path | None = None
     limits: Limits = DEFAULT_LIMITS
@@ -64,6 +67,7 @@ def run_analyze(request: AnalyzeRequest, observe: Callable[[ReadProgress], None]
     """
     if request.out is not None:
         check_new_folder(request.out)
+    machine = _machine(request)
     options = ReadOptions(pattern=compile_pattern(request.pattern), limits=request.limits)
     rename = _renaming(request)
 
@@ -74,7 +78,7 @@ def run_analyze(request: AnalyzeRequest, observe: Callable[[ReadProgress], None]
     if request.compat is Compat.HTA and not any(len(trace.events) for trace in traces):
         raise TraceError("--compat hta needs a trace with a timeline; HTA reads Kineto traces only")
     findings = analyse(traces, seed=request.seed)
-    filled = _filled(findings)
+    filled = _filled(findings, machine)
     findings = replace(findings, warnings=findings.warnings + filled.sentences)
     other = analyse(read(request.against), seed=request.seed) if request.against else None
     compared = None if other is None else against(findings, other, seed=request.seed)
@@ -88,7 +92,7 @@ def run_analyze(request: AnalyzeRequest, observe: Callable[[ReadProgress], None]
         contention=contention_times(findings.contention, filled),
         groups=group_times(groups),
         advice=advice_of(findings),
-        what_ifs=_what_ifs(findings, groups),
+        what_ifs=_what_ifs(findings, groups, machine),
         unreachable_comm_s=seconds(unreachable_ns(findings.rows)),
         rank_skew_s=None if findings.rank_skew_ns is None else seconds(findings.rank_skew_ns),
         warnings=findings.warnings,
@@ -112,22 +116,32 @@ def _renaming(request: AnalyzeRequest) -> Callable[[GpuTrace], GpuTrace]:
     return Anonymiser().trace
 
 
-def _filled(findings: Findings) -> FillIn:
+def _machine(request: AnalyzeRequest) -> Cluster | None:
+    """The machine that the user names, its own tables checked before a trace is read."""
+    if request.cluster is None:
+        return None
+    from lagom_overlap.jobfile.spec import ClusterTable  # noqa: PLC0415 - seldom asked for, with the cost model behind it
+    from lagom_overlap.jobfile.step import stated_cluster  # noqa: PLC0415
+
+    return stated_cluster(ClusterTable(preset=request.cluster))
+
+
+def _filled(findings: Findings, machine: Cluster | None) -> FillIn:
     """What the cost model estimates of kernels without a twin."""
     if not findings.contention.uncovered_ns:
         return FillIn.nothing()
     from lagom_overlap.analysis.fill_in import fill_in  # noqa: PLC0415 - the cost model takes its time to import
 
-    return fill_in(findings)
+    return fill_in(findings, machine)
 
 
-def _what_ifs(findings: Findings, groups: tuple[TraceGroup, ...]) -> tuple[WhatIf, ...]:
+def _what_ifs(findings: Findings, groups: tuple[TraceGroup, ...], machine: Cluster | None) -> tuple[WhatIf, ...]:
     """Whether a change is worth it; nothing of a trace in which nothing overlaps."""
     if not groups:
         return ()
     from lagom_overlap.analysis.what_if import traced_what_ifs  # noqa: PLC0415 - the cost model takes its time to import
 
-    return traced_what_ifs(findings, groups)
+    return traced_what_ifs(findings, groups, machine)
 
 
 def _record(request: AnalyzeRequest) -> dict[str, object]:
@@ -138,6 +152,7 @@ def _record(request: AnalyzeRequest) -> dict[str, object]:
         "against": [f"trace {n}" if bare else path.name for n, path in enumerate(request.against, start=1)],
         "compat": request.compat.value if request.compat else None,
         "pattern": None if bare else request.pattern,
+        "cluster": None if bare else request.cluster,
         "seed": request.seed,
         "anonymise": bare,
     }
