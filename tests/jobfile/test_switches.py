@@ -10,8 +10,13 @@ from lagom_overlap.errors import JobError
 from lagom_overlap.jobfile.spec import parse_job
 from lagom_overlap.jobfile.step import JobStep, job_step
 from lagom_overlap.workload.parallel import AttentionKernel, Dispatcher, ParallelTable
-from lagom_overlap.workload.step.rules import RULES, Sharding
-from lagom_overlap.workload.step.switches import DISPATCHERS, SWITCHES
+from lagom_overlap.workload.step import framework_names, load_rules
+from lagom_overlap.workload.step.rules import Sharding
+from lagom_overlap.workload.step.switches import dispatchers, switches
+
+RULES = {name: load_rules(name) for name in framework_names()}
+DISPATCHERS = dispatchers()
+SWITCHES = switches()
 
 FORMATS = Path(__file__).parents[2] / "docs" / "formats.md"
 

@@ -29,7 +29,12 @@ from lagom_overlap.verbs.plan_problem import Asked, PlanInput, read_input
 from lagom_overlap.verbs.simulate import SimulateRequest, SimulateResult, run_simulate
 from lagom_overlap.verbs.tune import TuneRequest, run_tune
 from lagom_overlap.workload import Attention, Gemm, Iteration, MemoryBound, find_overlap_groups
-from lagom_overlap.workload.step import DDP, DEEPSPEED, FSDP2, MEGATRON, IssueRules
+from lagom_overlap.workload.step import IssueRules, load_rules
+
+DDP = load_rules("ddp")
+DEEPSPEED = load_rules("deepspeed")
+FSDP2 = load_rules("fsdp2")
+MEGATRON = load_rules("megatron")
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -31,7 +31,7 @@ from lagom_overlap.workload.parallel import (
 from lagom_overlap.workload.parallel.check import check_layout
 from lagom_overlap.workload.precision import ATTENTION_FORMATS, Precision, ProductFormat
 from lagom_overlap.workload.step import IssueRules, changes_of, load_rules, rules_in_release
-from lagom_overlap.workload.step.switches import DISPATCHERS, SWITCHES, TAKEN_ANYWHERE, has_dispatcher
+from lagom_overlap.workload.step.switches import TAKEN_ANYWHERE, dispatchers, has_dispatcher, switches
 
 MAX_PASSES: Final = 1 << 14
 """Layers of all micro-batches of a step that is written out: as many are 600,000 operations, 20 s and 0.8 GB."""
@@ -236,7 +236,7 @@ def check_switches(parallel: ParallelTable, framework: str) -> None:
         JobError: naming the key, the framework, and those that have it.
     """
     default = ParallelTable()
-    for key, having in SWITCHES.items():
+    for key, having in switches().items():
         value = getattr(parallel, key)
         if value != getattr(default, key) and framework not in having and key not in TAKEN_ANYWHERE:
             shown = "true" if value is True else [str(one) for one in value]
@@ -248,7 +248,7 @@ def check_switches(parallel: ParallelTable, framework: str) -> None:
         known = ", ".join(one for one in Dispatcher if has_dispatcher(framework, one))
         raise JobError(
             f"parallel.dispatcher is {parallel.dispatcher}, but framework {framework} is modelled with {known}; "
-            f"allowed with: {', '.join(DISPATCHERS[parallel.dispatcher])}"
+            f"allowed with: {', '.join(dispatchers()[parallel.dispatcher])}"
         )
 
 

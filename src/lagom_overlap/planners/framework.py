@@ -18,15 +18,6 @@ from lagom_overlap.workload.gathers import begins_of_gathers, gathers_by_group, 
 from lagom_overlap.workload.streams import ALL_GATHER_COPY_IN
 
 FSDP2: Final = "FSDP2"
-FRAMEWORKS: Final = {
-    "fsdp2": FSDP2,
-    "fsdp1": "FSDP1",
-    "ddp": "DDP",
-    "megatron": "Megatron-LM",
-    "megatron_deepspeed": "Megatron-DeepSpeed",
-    "deepspeed": "DeepSpeed",
-}
-"""Names of issue rules (`workload.step.rules`) -> what people call the framework; a plain program has none."""
 _BACKWARD = (Phase.BACKWARD, Phase.WEIGHT_GRAD, Phase.RECOMPUTE)
 _FORWARD = (Phase.FORWARD, Phase.LOSS)
 

@@ -5,14 +5,14 @@ from typing import Final
 
 from lagom_overlap.errors import JobError
 from lagom_overlap.planners.carriers import NO_GRAPH, SETTINGS_PLANNERS, Carrier
-from lagom_overlap.planners.framework import FRAMEWORKS, FSDP2
+from lagom_overlap.planners.framework import FSDP2
 from lagom_overlap.verbs.plan_problem import OURS, PlanInput
 
 STEPS_OF: Final = {
     Carrier.FSDP2: (FSDP2,),
-    Carrier.MEGATRON: (FRAMEWORKS["megatron"], FRAMEWORKS["megatron_deepspeed"]),
+    Carrier.MEGATRON: ("Megatron-LM", "Megatron-DeepSpeed"),
 }
-"""Whose steps a carrier of settings runs."""
+"""Whose steps a carrier of settings runs, by the title of the framework's file."""
 _PLANNER_OF: Final = {planner: carrier for carrier, planner in SETTINGS_PLANNERS.items()}
 
 

@@ -12,7 +12,6 @@ from lagom_overlap.planners.base import Plan, PlanProblem
 from lagom_overlap.planners.carriers import SETTINGS_PLANNERS, Carrier
 from lagom_overlap.planners.deadline import Deadline
 from lagom_overlap.planners.effects import MIN_GAIN, SwitchAdvice
-from lagom_overlap.planners.framework import FRAMEWORKS
 from lagom_overlap.planners.megatron.advice import (
     Scale,
     Trials,
@@ -38,6 +37,7 @@ from lagom_overlap.sim.what_if import percent_text
 from lagom_overlap.units import format_seconds
 from lagom_overlap.workload import CommOp, Iteration, Phase
 from lagom_overlap.workload.gathers import parameter_gathers
+from lagom_overlap.workload.step.framework_file import framework_file, framework_names
 from lagom_overlap.workload.step.groups import DATA, PIPELINE
 from lagom_overlap.workload.step.switches import can_overlap_experts, has_switch
 
@@ -47,8 +47,13 @@ UNTRIED: Final = (
     "The planning budget ended before every switch was tried: one without a figure is Megatron's usual recommendation, "
     "not a prediction. [plan] budget_s allows more."
 )
-_NO_COMBINED_SCHEDULE: Final = {name for rules, name in FRAMEWORKS.items() if not has_switch(rules, "overlap_experts")}
 _BLACKWELL: Final = ("b200", "gb200", "b300", "gb300")
+
+
+def _lacks_combined_schedule(title: str | None) -> bool:
+    """Whether a framework, by what people call it, cannot run experts' exchanges behind another micro-batch."""
+    named = (name for name in framework_names() if title is not None and framework_file(name).title == title)
+    return any(not has_switch(name, "overlap_experts") for name in named)
 
 
 def pipeline_effects(job: JobStep, times: ModelTimes) -> PipelineEffects | None:
@@ -226,7 +231,7 @@ def _chosen(trials: Trials, scale: Scale) -> _Found:
     sharded = any(phases[buffer.maker] is Phase.BACKWARD for buffer in parameter_gathers(problem.iteration))
     exchanges = any(op.collective.kind is CollectiveKind.ALL_TO_ALL for op in problem.iteration.comms)
     wanted = recommended(scale, fully_sharded=sharded)
-    if exchanges and problem.framework not in _NO_COMBINED_SCHEDULE:
+    if exchanges and not _lacks_combined_schedule(problem.framework):
         wanted = _with_experts(problem, recommended(scale, has_experts=True, fully_sharded=sharded), wanted)
     flags, dropped = worthwhile(trials, wanted)
     flags, sizes = best_bucket(trials, flags)

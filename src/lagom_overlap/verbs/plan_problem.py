@@ -29,7 +29,7 @@ from lagom_overlap.jobfile.step import JobStep, capture_of, filled_cluster, job_
 from lagom_overlap.planners.base import OpTimes, PlanProblem
 from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.planners.deadline import Work
-from lagom_overlap.planners.framework import FRAMEWORKS, FSDP2, framework_of
+from lagom_overlap.planners.framework import FSDP2, framework_of
 from lagom_overlap.planners.simulated import simulated
 from lagom_overlap.planners.times import ModelTimes
 from lagom_overlap.results.plan import PipelineEffects, TimesOrigin
@@ -41,6 +41,7 @@ from lagom_overlap.workload import Iteration
 from lagom_overlap.workload.issued import IssuedStep
 from lagom_overlap.workload.parallel import PipelineSchedule, StageMemory
 from lagom_overlap.workload.rewrite.steps import Reorder
+from lagom_overlap.workload.step.framework_file import framework_file
 from lagom_overlap.workload.step.switches import has_switch
 
 _ANY_GPU: Final = "a40_nvlink"
@@ -197,7 +198,7 @@ def _of_job(spec: JobSpec, wish: TimesWish, check: Check) -> PlanInput:
     times = ModelTimes(job.simulator().price.model, framework=job.framework)
     found = _modelled(wish, step.iteration, times, spec.cost.profile)
     problem = _problem(
-        spec.plan, step.iteration, job.cluster, found.times, step=step, framework=FRAMEWORKS.get(job.rules.name)
+        spec.plan, step.iteration, job.cluster, found.times, step=step, framework=framework_file(job.rules.name).title
     )
     problem = replace(problem, pipeline=job.layout.pipeline, num_micro_batches=job.layout.num_micro_batches)
     problem = _as_estimated(problem, job.memories()[0])

@@ -39,7 +39,7 @@ from lagom_overlap.workload.fsdp2.visits import units_of, visits_of
 from lagom_overlap.workload.parallel import Dispatcher, ParallelLayout, PipelineSchedule
 from lagom_overlap.workload.step import changes_of
 from lagom_overlap.workload.step.rules import IssueRules, Sharding
-from lagom_overlap.workload.step.switches import DISPATCHERS, SWITCHES, can_overlap_experts
+from lagom_overlap.workload.step.switches import can_overlap_experts, dispatchers, switches
 
 CARVE_OUTS: Final = (8, 16, 24)
 _POINT_TO_POINT: Final = (CollectiveKind.SEND_RECV, CollectiveKind.ALL_TO_ALL)
@@ -214,11 +214,11 @@ def _layouts(layout: ParallelLayout, rules: IssueRules) -> Iterator[tuple[str, s
     Each with the framework's own name for it and the job file's key.
     """
     for key, value, change in _flags(layout):
-        line = SWITCHES[key].get(rules.name)
+        line = switches()[key].get(rules.name)
         if line is not None:
             changed: dict[str, Any] = {key: value}
             yield change, line, f"{key} = {str(value).lower()}", replace(layout, **changed)
-    merged = DISPATCHERS[Dispatcher.MERGED].get(rules.name)
+    merged = dispatchers()[Dispatcher.MERGED].get(rules.name)
     if layout.expert > 1 and layout.dispatcher is Dispatcher.ALL_TO_ALL and merged is not None:
         other = replace(layout, dispatcher=Dispatcher.MERGED)
         yield "tokens sent once to each rank and node", merged, 'dispatcher = "merged"', other

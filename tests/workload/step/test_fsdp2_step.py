@@ -20,8 +20,10 @@ from lagom_overlap.workload.issued import IssuedStep
 from lagom_overlap.workload.models import load_model
 from lagom_overlap.workload.parallel import ParallelLayout
 from lagom_overlap.workload.precision import DType, Precision
-from lagom_overlap.workload.step import FSDP2, build_step
+from lagom_overlap.workload.step import build_step, load_rules
 from lagom_overlap.workload.streams import ALL_GATHER, ALL_GATHER_COPY_IN, ALL_REDUCE, COMPUTE, REDUCE_SCATTER
+
+FSDP2 = load_rules("fsdp2")
 
 TOKENS = 2 * 2048
 CAPTURES = {"phi-2": "out_hf_phi2", "llama-3-8b": "out_hf_llama3", "mpt-7b": "out_hf_mpt"}

@@ -13,8 +13,13 @@ from lagom_overlap.workload.issued import IssuedStep
 from lagom_overlap.workload.models import load_model
 from lagom_overlap.workload.parallel import ParallelLayout, Recompute
 from lagom_overlap.workload.precision import DType, Precision
-from lagom_overlap.workload.step import DDP, DEEPSPEED, FSDP2, MEGATRON, IssueRules, build_step, load_rules
+from lagom_overlap.workload.step import IssueRules, build_step, load_rules
 from lagom_overlap.workload.streams import ALL_GATHER, REDUCE_SCATTER
+
+DDP = load_rules("ddp")
+DEEPSPEED = load_rules("deepspeed")
+FSDP2 = load_rules("fsdp2")
+MEGATRON = load_rules("megatron")
 
 GPT = replace(load_model("gpt-22b"), num_layers=3, hidden=512, ffn=2048, num_heads=8, num_kv_heads=8, head_dim=64)
 DATA = ("fsdp", "dp")

@@ -15,7 +15,10 @@ from lagom_overlap.workload.parallel.memory import layer_activation_bytes, stage
 from lagom_overlap.workload.parallel.pipeline_layout import parse_pipeline_layout
 from lagom_overlap.workload.parallel.stage import chunk_layers, layer_params_per_gpu
 from lagom_overlap.workload.precision import Precision, ProductFormat
-from lagom_overlap.workload.step import FSDP2, MEGATRON, build_step, load_rules
+from lagom_overlap.workload.step import build_step, load_rules
+
+FSDP2 = load_rules("fsdp2")
+MEGATRON = load_rules("megatron")
 
 SEQ = 4096
 V3 = load_model("deepseek-v3")

@@ -11,7 +11,9 @@ from lagom_overlap.workload.issued import IssuedStep
 from lagom_overlap.workload.models import TransformerModel, load_model
 from lagom_overlap.workload.parallel import ParallelLayout
 from lagom_overlap.workload.rewrite.pieces import piece
-from lagom_overlap.workload.step import MEGATRON, build_step
+from lagom_overlap.workload.step import build_step, load_rules
+
+MEGATRON = load_rules("megatron")
 
 GPT = replace(load_model("gpt-22b"), num_layers=1)
 SEQ = 2048

@@ -12,7 +12,10 @@ from lagom_overlap.workload.layer_kinds import scan_flops
 from lagom_overlap.workload.models import TransformerModel, load_model
 from lagom_overlap.workload.ops import Work
 from lagom_overlap.workload.parallel import ParallelLayout, Recompute, plan_stages
-from lagom_overlap.workload.step import FSDP2, MEGATRON, build_step
+from lagom_overlap.workload.step import build_step, load_rules
+
+FSDP2 = load_rules("fsdp2")
+MEGATRON = load_rules("megatron")
 
 SEQ = 4096
 HYBRID = replace(load_model("nemotron-h-8b"), num_layers=2)  # a Mamba layer, an MLP

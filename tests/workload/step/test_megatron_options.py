@@ -14,7 +14,9 @@ from lagom_overlap.workload.issued import IssuedStep
 from lagom_overlap.workload.models import load_model
 from lagom_overlap.workload.parallel import ParallelLayout
 from lagom_overlap.workload.precision import DType, Precision, ProductFormat
-from lagom_overlap.workload.step import MEGATRON, build_step
+from lagom_overlap.workload.step import build_step, load_rules
+
+MEGATRON = load_rules("megatron")
 
 LLAMA = replace(load_model("llama-3-8b"), num_layers=2)
 SEQ = 4096

@@ -5,8 +5,12 @@ from dataclasses import fields
 import pytest
 
 from lagom_overlap.errors import JobError
-from lagom_overlap.workload.step import DDP, FSDP2, RULES, IssueRules, rules_in_release
+from lagom_overlap.workload.step import IssueRules, framework_names, load_rules, rules_in_release
 from lagom_overlap.workload.step.releases import release_changes
+
+DDP = load_rules("ddp")
+FSDP2 = load_rules("fsdp2")
+RULES = {name: load_rules(name) for name in framework_names()}
 
 
 def test_every_change_is_of_a_framework_and_of_rules_that_there_are() -> None:

@@ -12,7 +12,10 @@ from lagom_overlap.workload.models import load_model
 from lagom_overlap.workload.parallel import ParallelLayout, Recompute
 from lagom_overlap.workload.precision import Precision, ProductFormat
 from lagom_overlap.workload.step import build_step, load_rules
-from lagom_overlap.workload.step.traffic import EAGER, PLAIN
+from lagom_overlap.workload.step.traffic import Traffic, load_counts
+
+EAGER = load_counts("traffic", "eager", Traffic)
+PLAIN = load_counts("traffic", "plain", Traffic)
 
 LLAMA = replace(load_model("llama-3-8b"), num_layers=2)
 SEQ = 4096

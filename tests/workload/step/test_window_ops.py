@@ -8,7 +8,10 @@ from lagom_overlap.workload import Attention, Gemm, MemoryBound, Phase
 from lagom_overlap.workload.issued import IssuedStep
 from lagom_overlap.workload.models import TransformerModel, load_model
 from lagom_overlap.workload.parallel import ParallelLayout, plan_stages
-from lagom_overlap.workload.step import FSDP2, MEGATRON, build_step
+from lagom_overlap.workload.step import build_step, load_rules
+
+FSDP2 = load_rules("fsdp2")
+MEGATRON = load_rules("megatron")
 
 OSS = replace(load_model("gpt-oss-20b"), num_layers=2)
 TILE = 128

@@ -1,25 +1,22 @@
 """Constants of operators and of training frameworks, as data, each with how it was fitted.
 
-A GPU's are the table `[operators]` of its file (`hardware.gpu_file`), a framework's the files of `data/frameworks`.
+A GPU's are the table `[operators]` of its file (`hardware.gpu_file`), a framework's `[constants]` of its own
+(`workload.step.framework_file`).
 """
 
-import tomllib
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib import resources
-from importlib.resources.abc import Traversable
 from math import inf
 from typing import Any, Final
 
-import msgspec
-
 from lagom_overlap.cost.operators.gemm import GemmConstants
-from lagom_overlap.errors import JobError, UnknownNameError
+from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import Gpu, load_gpu
 from lagom_overlap.hardware.gpu_file import table_of
 from lagom_overlap.toml_tables import from_table
 from lagom_overlap.workload import Issuer
 from lagom_overlap.workload.parallel import AttentionKernel
+from lagom_overlap.workload.step.framework_file import framework_file
 
 _REFERENCE: Final = "a100"
 """What a GPU is compared with whose operators nobody put down."""
@@ -260,18 +257,6 @@ class FrameworkConstants:
         return self.launch_s if further_s is None else further_s
 
 
-def _folder(kind: str) -> Traversable:
-    return resources.files(__package__) / "data" / kind
-
-
-def _names(kind: str) -> list[str]:
-    return sorted(entry.name.removesuffix(".toml") for entry in _folder(kind).iterdir() if entry.name.endswith(".toml"))
-
-
-def _read(kind: str, name: str) -> dict[str, Any]:  # any TOML value
-    return tomllib.loads((_folder(kind) / f"{name}.toml").read_text(encoding="utf-8"))
-
-
 @cache
 def load_operators(gpu: Gpu) -> OperatorConstants:
     """The constants of a GPU: the `[operators]` of its file.
@@ -327,6 +312,5 @@ def load_framework(name: str) -> FrameworkConstants:
     Raises:
         UnknownNameError: if there is none.
     """
-    if name not in _names("frameworks"):
-        raise UnknownNameError.among("framework", name, _names("frameworks"))
-    return msgspec.convert(_read("frameworks", name), FrameworkConstants)
+    table = {"name": name, **framework_file(name).constants}
+    return from_table(table, FrameworkConstants, f"frameworks/{name}.toml", "constants.")

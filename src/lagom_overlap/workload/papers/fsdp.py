@@ -11,7 +11,7 @@ from lagom_overlap.workload.iteration import Iteration
 from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.ops import Phase
 from lagom_overlap.workload.parallel import ParallelLayout
-from lagom_overlap.workload.step import FSDP1, build_step
+from lagom_overlap.workload.step import build_step, load_rules
 
 
 def fsdp_iteration(model: TransformerModel, *, num_ranks: int, micro_batch: int, seq_len: int) -> Iteration:
@@ -21,6 +21,6 @@ def fsdp_iteration(model: TransformerModel, *, num_ranks: int, micro_batch: int,
         JobError: if the layout does not fit the model.
     """
     layout = ParallelLayout(data=num_ranks, zero_stage=3, micro_batch=micro_batch, global_batch=micro_batch * num_ranks)
-    issued = build_step(model, layout, seq_len=seq_len, rules=FSDP1).issued
+    issued = build_step(model, layout, seq_len=seq_len, rules=load_rules("fsdp1")).issued
     ops = tuple(op for op in issued.ops if op.origin.phase is not Phase.OPTIMIZER)
     return replace(issued, ops=ops, buffers=())

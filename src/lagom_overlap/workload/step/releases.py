@@ -1,14 +1,16 @@
-"""What single releases of frameworks change in how they issue a step, as data: `data/releases.toml`."""
+"""What single releases of a framework change in how it issues a step: `[[release]]` of its file (`framework_file`).
 
-import tomllib
+The file says how the releases before any of them have it.
+"""
+
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from lagom_overlap.errors import JobError
 from lagom_overlap.toml_tables import from_table
+from lagom_overlap.workload.step.framework_file import framework_file, framework_names
 from lagom_overlap.workload.step.rules import IssueRules
 
 
@@ -45,9 +47,11 @@ def _numbers(release: str) -> tuple[int, ...]:
 @cache
 def release_changes() -> tuple[ReleaseChange, ...]:
     """All that are known."""
-    text = (files("lagom_overlap.workload.step") / "data" / "releases.toml").read_text(encoding="utf-8")
-    tables: list[Any] = tomllib.loads(text)["change"]
-    return tuple(from_table(table, ReleaseChange, "releases.toml") for table in tables)
+    return tuple(
+        from_table({"framework": name, **table}, ReleaseChange, f"frameworks/{name}.toml", "release.")
+        for name in framework_names()
+        for table in framework_file(name).release
+    )
 
 
 def changes_of(framework: str) -> tuple[ReleaseChange, ...]:

@@ -1,32 +1,22 @@
-"""Bytes that memory-bound kernels move per element of a 2-byte activation, in fused kernels and in eager PyTorch.
+"""Bytes that memory-bound kernels move per element of a 2-byte activation: what is counted.
 
-Fused: each is one kernel that reads its inputs and writes its results once (Apex, Transformer Engine, what inductor
-makes of the same lines). Eager counts the kernels that PyTorch launches for torchtitan's lines
-(`models/llama/model.py`, Dec 2024) and their backward, reads plus writes, a float cast being 2 + 4:
-
-- RMS norm, forward: cast 6, pow 8, mean 4, epsilon and root of one number per row, times that 8, cast back 6, times
-  weight 4; backward: gradient times x 6 and times weight 4, the former's sum 2, cast 6, times x 12, times the root 8,
-  sum 4, three of one number per row, mean 4, pow 8, twice 8, times the mean's 12, sum of the two 12, cast 6;
-- latent attention's queries, keys and values, put together from their parts: 4 per element of each;
-- rotary, forward and backward each: cast 6, complex product 8, cast back 6; inductor makes no complex product either
-  (`unsupported_input_tensor` in its `lowering.py`), so that compiled blocks have these three, too;
-- keys and values repeated for every head (`repeat_kv`): read 2, written 2 for each head that shares them; their
-  gradients' sum in backward the same the other way;
-- SwiGLU, per column of the product: silu 4, product 6; backward: two products 6 each, silu 6;
-- cross entropy per logit: cast 6, log-softmax 16 (a row that does not fit into 48 KiB of shared memory is read for its
-  maximum, its sum and its result: `SoftMax.cu`); backward: one hot 4, log-softmax 16 (the gradient's row twice),
-  cast 6. Compiled: two passes over 2-byte logits forward, one read and one write backward;
-- the same of logits that tensor parallelism cuts (`loss_parallel`, whose operators DTensor issues one by one): cast 6,
-  maximum 4, subtraction 8, exponential 8, sum 4, subtraction 8; backward: zeros 4, exponential 8, sum 12, times the
-  loss's gradient 8, cast 6. Compiled (torchtitan @820504e, PyTorch 2.15): maximum 2, sum of exponentials 2, zeros 4,
-  the gradient in FP32 made of logits and zeros 10; backward: times the loss's gradient, cast 6.
+The counts are data, `data/kernels.toml`, by who wrote the kernels; a framework's file names its own.
 """
 
-from dataclasses import dataclass, replace
+import tomllib
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from functools import cache
+from importlib import resources
+from typing import Any, Final, TypeVar
 
+from lagom_overlap.errors import UnknownNameError
+from lagom_overlap.toml_tables import from_table
 from lagom_overlap.workload.parallel.layout import Dispatcher
+from lagom_overlap.workload.step.framework_file import over
+
+_Tables = dict[str, Any]  # any TOML value
+_Counts = TypeVar("_Counts")
 
 
 class Accumulation(StrEnum):
@@ -80,13 +70,10 @@ class Traffic:
 class RingSteps:
     """Context parallelism as a ring of attentions: bytes per query element and further step, forward and backward.
 
-    PyTorch's `_templated_ring_attention` (2.6 to 2.14): keys and values, repeated to all heads, are gathered once per
-    pass; each step's result is merged into an FP32 one, of half the rows where only the second half of the queries
-    met the keys; backward adds gradients in FP32 and sends those of keys and values to the next rank after every step.
-    With `waits` collectives are waited for where they are issued, which tracing does (`_maybe_wrap_tensor`).
-
-    Counted, half of the steps being of half the rows: forward eager (6 to FP32, 12, 12, 12; half of it and 8 to join)
-    36, compiled (10; 5 and 8) 11; backward 11 for the queries, 23 and 16 to join for keys and values.
+    Keys and values, repeated to all heads, are gathered once per pass; each step's result is merged into an FP32 one,
+    of half the rows where only the second half of the queries met the keys; backward adds gradients in FP32 and sends
+    those of keys and values to the next rank after every step. With `waits` collectives are waited for where they are
+    issued.
     """
 
     merge_bytes: tuple[int, int]
@@ -145,65 +132,36 @@ class Mixture:
         return {Dispatcher.ALL_TO_ALL: 14, Dispatcher.CAPACITY: 4, Dispatcher.MERGED: 6}[dispatcher]
 
 
-PLAIN_MIXTURE: Final = Mixture()
-MEGATRON_MIXTURE: Final = Mixture(apart=True, fuses_moves=True, router_launches=6)
-TRANSFORMER_ENGINE_CASTS: Final = Casts(
-    operand=4, operand_again=4, weight=(4, 0, 0), keeps_weights=True, current_expert=2
-)
-"""Transformer Engine: read 2, written by rows and by columns. A matrix is cast with its transpose in the forward of a
-step's first micro-batch (`_Linear.forward`: `is_first_microbatch`, which Megatron-Core sets on its layers and clears
-after their first forward), and backward, recomputation and the other micro-batches read those. `GroupedLinear`
-quantizes expert by expert (`split_quantize`, v2.9): with current scaling each operand is read for its greatest element
-first, by kernels that C++ launches right before the cast and that are not counted as launches."""
-NVFP4_CASTS: Final = Casts(operand=7, operand_again=7, weight=(5, 0, 0), keeps_weights=True)
-"""Transformer Engine's NVFP4 (`NVFP4Quantizer::quantize_impl`, v2.9 to v2.14, and its kernels for all experts at once):
-an operand is read for its greatest elements, as it is and after its Hadamard transform, by rows, and by columns with
-the transform, 2 each, and written twice with 4.5 bits; a matrix has no transform and is read twice. v2.16 reads an
-operand once less."""
-DYNAMIC_CASTS: Final = Casts(operand=8, operand_again=5, weight=(5, 5, 3), maximum=2, by_columns=3)
-"""torchao with one scale per tensor (Dec 2024 to Jun 2025): maximum 2, cast 2 + 1, by columns 2 + 1. The FP8 matrix is
-kept or computed again for backward, which reads it by columns."""
-JOINED_CASTS: Final = replace(DYNAMIC_CASTS, joined=True)
-RING_EAGER: Final = RingSteps(merge_bytes=(36, 50), waits=False)
-RING_COMPILED: Final = RingSteps(merge_bytes=(11, 50), waits=True)
-_HALVES_BYTES: Final = 8
-"""Per column of a gated activation: the gradients of its two inputs, read and written next to each other."""
-FUSED: Final = Traffic(norm=((4,), (6, 0)), rotary=((4,), (4,)), gated=((6,), (10,)), loss=(36, 22), cut_loss=(36, 22))
-"""Megatron-LM's kernels. Its vocabulary-parallel cross entropy is not fused: cast to FP32 (6), maximum (4), subtraction
-(8), exponential (8), sum (2), quotient (8); backward: minus one hot (8), times the loss's gradient (8), cast (6). A
-norm's second backward kernel sums the few partial gradients of its scale."""
-UNFUSED_ROTARY: Final = (((4, 4, 6), (2, 4, 4)), ((4, 4, 6, 2, 6), (2, 4)))
-"""Megatron-LM's rotary kernels where YaRN scales the angles: Transformer Engine's fused kernel takes no scale, and
-PyTorch's operators stand in (`_apply_rotary_pos_emb_bshd` in `rope_utils.py`, NVIDIA/Megatron-LM @0d8e0714 to
-@cd4afffa, the commits of Megatron-Bridge 25.11 to 26.08). Forward: times cosines 4, times sines 4, their sum 6; half
-negated 2, joined 4, and joined once more with the columns that are not turned, of which there are none, 4. Backward:
-the two products 8, gradients added 6, zeros for those columns 2, added 6; half negated 2, joined 4. Queries and keys
-apart."""
+@cache
+def _sets() -> _Tables:
+    text = (resources.files(__package__) / "data" / "kernels.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def counts(kind: str, said: Any) -> _Tables:  # any TOML value
+    """The table of counts that a framework's file gives by its name, or as a table that may extend a named one.
+
+    Raises:
+        UnknownNameError: if there is no such name.
+    """
+    table = {"extends": said} if isinstance(said, str) else dict(said)
+    extended = table.pop("extends", None)
+    if extended is None:
+        return table
+    known: _Tables = _sets()[kind]
+    if extended not in known:
+        raise UnknownNameError.among(f"set of {kind}", extended, sorted(known))
+    return over(counts(kind, known[extended]), table)
+
+
+def load_counts(kind: str, name: str, shape: type[_Counts]) -> _Counts:
+    """The named set of counts."""
+    return from_table(counts(kind, name), shape, "kernels.toml", f"{kind}.{name}.")
+
+
+NVFP4_CASTS: Final = load_counts("casts", "nvfp4", Casts)
 FUSED_LOSS: Final = ((2, 4), (4,))
 """Transformer Engine's cross entropy (`common/triton/cross_entropy.py`, v2.12), forward and backward: a pass for
 maximum and sum, one that writes the gradient over the logits; that times the loss's gradient."""
 LOSS_LAUNCHES: Final = (10, 4)
 """Of the cross entropy that is not fused."""
-EAGER: Final = Traffic(
-    norm=((6, 8, 4, 0, 0, 8, 6, 4), (6, 4, 2, 6, 12, 8, 4, 0, 0, 0, 4, 8, 8, 12, 12, 6)),
-    rotary=((6, 8, 6), (6, 8, 6)),
-    fuses_latent=False,
-    repeats_keys=True,
-    gated=((4, 6), (6, 6, 6)),
-    loss=(22, 26),
-    cut_loss=(38, 38),
-)
-COMPILED_BLOCKS: Final = replace(
-    FUSED, rotary=EAGER.rotary, repeats_keys=True, loss=EAGER.loss, cut_loss=EAGER.cut_loss, joins_sums=True
-)
-COMPILED: Final = replace(COMPILED_BLOCKS, loss=(4, 4), cut_loss=(18, 6))
-PLAIN: Final = replace(
-    EAGER,
-    norm=FUSED.norm,
-    rotary=FUSED.rotary,
-    repeats_keys=False,
-    gated=(EAGER.gated[0], (*EAGER.gated[1], _HALVES_BYTES)),
-)
-"""Eager PyTorch where norms are one operator (`torch.nn.RMSNorm`, fused on GPUs since 2.9, and `LayerNorm`) and rotary
-positions one kernel: both vary with the model's code. SwiGLU and cross entropy have no such operator. One product makes
-gate and up, whose gradients are put together by a copy (`split`'s backward is `cat`)."""
