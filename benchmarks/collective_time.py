@@ -32,7 +32,6 @@ from statistics import fmean, median
 from lagom_overlap.collective import Collective, CollectiveKind, CommConfig
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.cost.nccl import CpuVendor, PathType, Topology, choose, load_topology, topology_names
-from lagom_overlap.cost.nccl.choice import POINT_TO_POINT
 from lagom_overlap.cost.nccl.search import NvswitchMachine, nvswitch_topology, pcie_topology
 from lagom_overlap.cost.nccl.wire import wire_terms
 from lagom_overlap.errors import LagomError
@@ -256,7 +255,7 @@ def evaluate(system: System, forced: Topology | None, split: str = "bands") -> d
     octaves = []
     for octave, members in sorted(parts.items()):
         way = "point-to-point"
-        if system.kind not in POINT_TO_POINT:
+        if not system.kind.traits.is_point_to_point:
             config = choose(members[0][1], topology).config
             way = f"{config.algorithm}/{config.protocol}"
         octaves.append(

@@ -353,7 +353,9 @@ def test_a_command_that_is_not_there_is_refused(temporary: Path) -> None:
         run_emulate(EmulateRequest(command=("no-such-command",), cluster="h100_dgx", libraries=temporary), os.environ)
 
 
-@pytest.mark.parametrize(("cluster", "message"), [("mi300x", "emulated are B200"), ("h100_dgx", "used a GPU")])
+@pytest.mark.parametrize(
+    ("cluster", "message"), [("mi300x", "emulated are a100, a10g, a40, b200, h100, h200"), ("h100_dgx", "used a GPU")]
+)
 def test_no_gpu_of_cuda_and_a_command_that_uses_none_are_refused(temporary: Path, cluster: str, message: str) -> None:
     with pytest.raises(JobError, match=message):
         run_emulate(EmulateRequest(command=("true",), cluster=cluster, libraries=temporary), os.environ)

@@ -134,7 +134,7 @@ def collective_call(short_name: str, arguments: Mapping[str, Any], result: objec
         writes = list(reads)
     if not writes and short_name not in _ONLY_READ:
         writes = list(tensors_in(result))
-    whole = writes if kind is CollectiveKind.ALL_GATHER or not reads else reads
+    whole = writes if kind.traits.takes_part or not reads else reads
     return CollectiveCall(
         kind=kind,
         num_bytes=_bytes(whole),

@@ -1,6 +1,6 @@
 """One collective call, its knobs, those of the concurrent computation, and the names that a saved setting goes by."""
 
-from lagom_overlap.collective.call import Collective, CollectiveKind, distinct
+from lagom_overlap.collective.call import Collective, CollectiveKind, KindTraits, distinct
 from lagom_overlap.collective.config import Algorithm, CommConfig, Protocol, Transport
 from lagom_overlap.collective.cycle import CallCycle
 from lagom_overlap.collective.launch import (
@@ -38,6 +38,7 @@ __all__ = [
     "ConfigKey",
     "ConfigSpace",
     "ConfigTable",
+    "KindTraits",
     "LaunchConfig",
     "LaunchOrder",
     "LaunchScope",

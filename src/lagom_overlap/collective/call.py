@@ -1,9 +1,34 @@
 """One collective call: what is moved between how many ranks."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Final
 
 from lagom_overlap.errors import JobError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindTraits:
+    """What a kind does with the whole tensor of S bytes, whoever runs it on n ranks.
+
+    `takes_part`: each rank brings one n-th of it, and all of it otherwise; `leaves_part`: so it is at the end.
+    `adds`: elements are added, whose order changes the result. `is_rooted`: it goes from one rank to all, or from all
+    to one, along a chain. `is_point_to_point`: NCCL runs it as sends and receives, which have no algorithm. `passes`:
+    how often a ring carries (n-1)/n S past each rank; 0: S goes past it once.
+    """
+
+    takes_part: bool = False
+    leaves_part: bool = False
+    adds: bool = False
+    is_rooted: bool = False
+    is_point_to_point: bool = False
+    passes: int = 0
+
+    @property
+    def is_in_parts(self) -> bool:
+        """Whether a rank has one n-th of the tensor before or after, and all of it on the other side."""
+        return self.takes_part or self.leaves_part
 
 
 class CollectiveKind(StrEnum):
@@ -16,6 +41,22 @@ class CollectiveKind(StrEnum):
     BROADCAST = "broadcast"
     REDUCE = "reduce"
     SEND_RECV = "send_recv"
+
+    @property
+    def traits(self) -> KindTraits:
+        """What it does with the whole tensor."""
+        return _TRAITS[self]
+
+
+_TRAITS: Final[Mapping[CollectiveKind, KindTraits]] = {
+    CollectiveKind.ALL_GATHER: KindTraits(takes_part=True, passes=1),
+    CollectiveKind.REDUCE_SCATTER: KindTraits(leaves_part=True, adds=True, passes=1),
+    CollectiveKind.ALL_REDUCE: KindTraits(adds=True, passes=2),
+    CollectiveKind.ALL_TO_ALL: KindTraits(is_point_to_point=True, passes=1),
+    CollectiveKind.BROADCAST: KindTraits(is_rooted=True),
+    CollectiveKind.REDUCE: KindTraits(adds=True, is_rooted=True),
+    CollectiveKind.SEND_RECV: KindTraits(is_point_to_point=True),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +112,8 @@ class Collective:
     @property
     def wire_bytes(self) -> float:
         """Bytes that each rank sends in a ring: 2(n-1)/n S for an all-reduce, (n-1)/n S where parts move, else S."""
-        n = self.num_ranks
-        match self.kind:
-            case CollectiveKind.ALL_REDUCE:
-                return 2 * (n - 1) / n * self.num_bytes
-            case CollectiveKind.ALL_GATHER | CollectiveKind.REDUCE_SCATTER | CollectiveKind.ALL_TO_ALL:
-                return (n - 1) / n * self.num_bytes
-            case _:
-                return float(self.num_bytes)
+        n, passes = self.num_ranks, self.kind.traits.passes
+        return passes * (n - 1) / n * self.num_bytes if passes else float(self.num_bytes)
 
 
 def distinct(num_places: int, num_draws: int) -> float:

@@ -55,7 +55,6 @@ from lagom_overlap.cost.nccl.topology import Topology
 from lagom_overlap.cost.nccl.wire import FittedLink, wire_terms
 from lagom_overlap.cost.nccl_algorithms import (
     BEYOND_RINGS,
-    CHAINED,
     algorithms_of,
     largest_chunk_bytes,
     most_channels,
@@ -151,12 +150,12 @@ def _path(collective: Collective, algorithm: Algorithm | None, num_nodes: int, g
             return _Path(n - 1, 0, 1.0, n)
         away = n - gpus_per_node
         return _Path(gpus_per_node - 1, away, 2.0, n, link_share=(n - 1) / (gpus_per_node * away))
-    if kind in CHAINED:
+    if kind.traits.is_rooted:
         return _Path(n - 1 - between, between, float(n - 1), 1)
     if algorithm is Algorithm.TREE:
         inside = min(gpus_per_node, n) - 1
         return _Path(2 * inside, 2 * ceil(log2(num_nodes)), max(1.0, log2(n)), 1)
-    passes = 2 if kind is CollectiveKind.ALL_REDUCE else 1
+    passes = kind.traits.passes
     # All ranks start together, so a ring is filled once per pass, however many nodes it crosses.
     return _Path(passes * (n - 1 - between), passes * between, 1.0 + (passes if between else 0), n)
 
@@ -244,7 +243,7 @@ def _in_table(collective: Collective, knobs: _Knobs, cluster: Cluster) -> bool:
 def _slices(collective: Collective, knobs: _Knobs) -> int:
     """sigma: slices in the chunk."""
     ring = knobs.algorithm is Algorithm.RING and knobs.protocol is Protocol.SIMPLE
-    return 2 if ring and collective.kind not in CHAINED and knobs.chunk_bytes > MIN_SLICE_BYTES else 1
+    return 2 if ring and not collective.kind.traits.is_rooted and knobs.chunk_bytes > MIN_SLICE_BYTES else 1
 
 
 def _fifo(knobs: _Knobs, num_slices: int, cluster: Cluster, link: Link, profile: Profile) -> tuple[float, float]:

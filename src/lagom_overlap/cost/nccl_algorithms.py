@@ -10,14 +10,13 @@ from typing import Final
 
 from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, Protocol
 from lagom_overlap.collective.slices import STEP_BYTES
-from lagom_overlap.cost.nccl.choice import POINT_TO_POINT, candidates
+from lagom_overlap.cost.nccl.choice import candidates
 from lagom_overlap.cost.nccl.chunk import LL128_CHUNK_BYTES, LL_CHUNK_BYTES, NVLS_CHUNK_BYTES
 from lagom_overlap.cost.nccl.machines import on_topology
 from lagom_overlap.cost.nccl.point_to_point import SLOW_CHUNK_BYTES, point_to_point_channels
 from lagom_overlap.cost.profile import Collectives
 from lagom_overlap.hardware import Cluster, LinkKind
 
-CHAINED: Final = (CollectiveKind.BROADCAST, CollectiveKind.REDUCE)
 BEYOND_RINGS: Final = (Algorithm.NVLS, Algorithm.NVLS_TREE, Algorithm.PAT)
 """Algorithms whose cost is NCCL's own model of them: the specification's formula has rings and trees only."""
 PAPER_MAX_CHANNELS: Final = 128
@@ -31,7 +30,7 @@ def algorithms_of(collective: Collective, cluster: Cluster, collectives: Collect
         JobError: if the cluster has fewer GPUs than the collective has ranks.
     """
     kind = collective.kind
-    if kind in POINT_TO_POINT:
+    if kind.traits.is_point_to_point:
         return (None,)
     plain = (Algorithm.RING, Algorithm.TREE) if kind is CollectiveKind.ALL_REDUCE else (Algorithm.RING,)
     if collectives is Collectives.PAPER:
@@ -78,7 +77,7 @@ def protocols_of(
     if algorithm in BEYOND_RINGS:
         return (Protocol.SIMPLE,)
     plain = Protocol.SIMPLE, Protocol.LL
-    if collective.kind in POINT_TO_POINT or cluster.intra.kind is not LinkKind.NVLINK:
+    if collective.kind.traits.is_point_to_point or cluster.intra.kind is not LinkKind.NVLINK:
         return plain
     in_table = collectives is Collectives.PAPER or (algorithm, Protocol.LL128) in table_ways(collective, cluster)
     return (*plain, Protocol.LL128) if in_table else plain
@@ -100,8 +99,9 @@ def largest_chunk_bytes(
         case Protocol.LL128:
             return LL128_CHUNK_BYTES
         case Protocol.SIMPLE:
-            if kind in POINT_TO_POINT:
+            if kind.traits.is_point_to_point:
                 return STEP_BYTES if intra is LinkKind.NVLINK else SLOW_CHUNK_BYTES
             if algorithm in _SWITCHED:
                 return NVLS_CHUNK_BYTES
-            return STEP_BYTES if algorithm in (Algorithm.TREE, Algorithm.PAT) or kind in CHAINED else 4 * STEP_BYTES
+            in_steps = algorithm in (Algorithm.TREE, Algorithm.PAT) or kind.traits.is_rooted
+            return STEP_BYTES if in_steps else 4 * STEP_BYTES

@@ -33,11 +33,14 @@ from typing import Final
 import msgspec
 
 import lagom_overlap
+from lagom_overlap.cost.nccl.machines import nccl_of
 from lagom_overlap.emulation.keeper import Order, become_subreaper, keeper_command
 from lagom_overlap.emulation.processes import descendants
 from lagom_overlap.emulation.settings import SYMMETRIC_HOSTS_VARIABLE, EmulationSettings
 from lagom_overlap.errors import JobError, MissingDependencyError
 from lagom_overlap.hardware import Cluster, LinkKind
+from lagom_overlap.hardware.gpu_file import names_with, table_of
+from lagom_overlap.toml_tables import from_table
 
 _GRACE_S: Final = 10.0
 """What a command has to end by itself: after SIGTERM, or after its failure on another host."""
@@ -66,6 +69,12 @@ def refuse_real_gpus() -> None:
             raise JobError(f"this machine has a real GPU ({path} exists); lagom emulate is for machines without one")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _CudaDevice:
+    compute_capability: str
+    pcie_generation: int
+
+
 def gpu_text(cluster: Cluster, num_devices: int, host: int = 0) -> bytes:
     """The file of LAGOM_EMULATION_GPU: what the device shows of itself on that host.
 
@@ -73,35 +82,25 @@ def gpu_text(cluster: Cluster, num_devices: int, host: int = 0) -> bytes:
         JobError: if CUDA has no such GPU, or we do not know its generation.
     """
     gpu, link = cluster.gpu, cluster.intra
-    found = [value for prefix, value in _GENERATIONS.items() if gpu.name.upper().startswith(prefix)]
-    if not found:
-        raise JobError(f"cluster {cluster.name} has {gpu.name} GPUs; emulated are {', '.join(_GENERATIONS)}")
-    capability, generation = found[0]
-    switched = link.kind is LinkKind.NVLINK and "A40" not in gpu.name.upper()
+    own = table_of(gpu, "cuda")
+    if own is None:
+        known = ", ".join(names_with("cuda"))
+        raise JobError(f"cluster {cluster.name} has {gpu.name} GPUs, whose file has no [cuda]; emulated are {known}")
+    cuda = from_table(own[0], _CudaDevice, own[1], "cuda.")
+    switched = link.kind is LinkKind.NVLINK and nccl_of(gpu).nvswitch
     fields = {
         "name": f"NVIDIA {gpu.name}",
         "num_sms": gpu.num_sms,
         "memory_bytes": gpu.memory_bytes,
         "l2_bytes": gpu.l2_bytes,
-        "compute_capability": capability,
+        "compute_capability": cuda.compute_capability,
         "num_devices": num_devices,
         "host_index": host,
         "link": "nvswitch" if switched else "pcie" if link.kind is LinkKind.PCIE else "nvlink_pairs",
-        "pcie_generation": generation,
+        "pcie_generation": cuda.pcie_generation,
         "pcie_width": 16,
     }
     return msgspec.json.encode(fields)
-
-
-_GENERATIONS: Final = {
-    "B200": ("10.0", 5),
-    "H200": ("9.0", 5),
-    "H100": ("9.0", 5),
-    "A100": ("8.0", 4),
-    "A40": ("8.6", 4),
-    "A10G": ("8.6", 4),
-}
-"""Compute capability and PCIe generation by the name's beginning: CUDA C++ Programming Guide, NVIDIA's datasheets."""
 
 
 _MAX_SOCKET_PATH: Final = 107

@@ -11,7 +11,7 @@ import torch
 
 from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.engines.base import Buffers
-from lagom_overlap.engines.cpu_limits import ELEMENT_BYTES
+from lagom_overlap.engines.cpu_limits import ELEMENT_BYTES, KINDS
 
 PERIOD: Final = 65521
 """A prime, so that a slice put in another slice's place shows; 256 x 65520 < 2^24, the exact integers of fp32."""
@@ -23,18 +23,13 @@ def allocate(collective: Collective) -> Buffers:
     """Buffers of one rank, filled with zeros: repeated sums of them stay zero."""
     num_elements = collective.num_bytes // ELEMENT_BYTES
     part = num_elements // collective.num_ranks
-    match collective.kind:
-        case CollectiveKind.ALL_GATHER:
-            return Buffers(torch.zeros(part), torch.zeros(num_elements))
-        case CollectiveKind.REDUCE_SCATTER:
-            return Buffers(torch.zeros(num_elements), torch.zeros(part))
-        case CollectiveKind.ALL_TO_ALL:
-            return Buffers(torch.zeros(num_elements), torch.zeros(num_elements))
-        case CollectiveKind.ALL_REDUCE:
-            both = torch.zeros(num_elements)
-            return Buffers(both, both)
-        case _:
-            raise ValueError(f"no buffers for {collective.kind}")
+    kind = collective.kind
+    if kind not in KINDS:
+        raise ValueError(f"no buffers for {kind}")
+    source = torch.zeros(part if kind.traits.takes_part else num_elements)
+    if kind is CollectiveKind.ALL_REDUCE:  # in place
+        return Buffers(source, source)
+    return Buffers(source, torch.zeros(part if kind.traits.leaves_part else num_elements))
 
 
 def pattern(rank: int, start: int, num_elements: int) -> torch.Tensor:

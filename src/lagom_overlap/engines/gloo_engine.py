@@ -168,7 +168,7 @@ class GlooEngine:
     def _plan(self, key: ConfigKey, config: CommConfig, buffers: Buffers) -> tuple[Post, ...]:
         channels = self._channels[: config.num_channels or 1]
         # The buffers', not the key's: that may stand for a class of sizes.
-        num_elements = (buffers.target if key.kind is CollectiveKind.ALL_GATHER else buffers.source).numel()
+        num_elements = (buffers.target if key.kind.traits.takes_part else buffers.source).numel()
         slice_bytes = config.chunk_bytes or num_elements * ELEMENT_BYTES
         if key.kind is CollectiveKind.ALL_REDUCE:
             bounds = slice_bounds(buffers.source.numel(), slice_bytes // ELEMENT_BYTES)

@@ -5,6 +5,7 @@
     [operators]    how long operators take alone: `cost.operators`
     [contention]   what collectives take from computations: `cost.profile`
     [nccl]         what NCCL's graphs need, and measured links: `cost.nccl.machines`
+    [cuda]         what an emulated device shows of itself: `emulation.launch`
 
 A table that is in no file of the user's own is that of the package's file with the longest beginning that has it: an
 H100-SXM5-95GB has the [nccl] of h100.toml. Last comes `any.toml`, whose beginning is empty.
@@ -24,7 +25,7 @@ from lagom_overlap.record import read_regular
 from lagom_overlap.toml_tables import from_table, parse_toml
 
 MAX_PRESET_BYTES: Final = 1 << 20
-READ_ELSEWHERE: Final = ("operators", "contention", "nccl")
+READ_ELSEWHERE: Final = ("operators", "contention", "nccl", "cuda")
 """Tables that packages above this one decode."""
 
 
@@ -78,6 +79,11 @@ def load_gpu(name: str) -> Gpu:
     if name not in gpu_names():
         raise UnknownNameError.among("gpu", name, gpu_names())
     return from_table(_package_files()[name]["gpu"], Gpu, f"gpus/{name}.toml", "gpu.")
+
+
+def names_with(table: str) -> list[str]:
+    """The GPUs whose file has that table, sorted."""
+    return sorted(name for name, tables in _package_files().items() if table in tables)
 
 
 def taken_out(tables: dict[str, Any]) -> dict[str, Any]:

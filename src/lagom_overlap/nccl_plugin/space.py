@@ -26,7 +26,6 @@ CHUNKS: Final = {
 NVLS_CHUNKS: Final = (16 * KIB, 32 * KIB, 64 * KIB, 128 * KIB)
 ONE_STEP_BYTES: Final = 512 * KIB
 """The largest Simple chunk where a chunk is one of the buffer's eight steps: trees, broadcast and reduce."""
-_ONE_STEP: Final = (CollectiveKind.BROADCAST, CollectiveKind.REDUCE)
 FIRST_VERSION_WITH_CHUNKS: Final = 6
 """Of the tuner interface: getChunkSize."""
 _SWITCHED: Final = (Algorithm.NVLS, Algorithm.NVLS_TREE)
@@ -104,7 +103,7 @@ def _chunks(
     if tuner_version < FIRST_VERSION_WITH_CHUNKS:
         return (None,)
     own = NVLS_CHUNKS if algorithm in _SWITCHED else CHUNKS[protocol or Protocol.SIMPLE]
-    if protocol in (None, Protocol.SIMPLE) and (algorithm is Algorithm.TREE or kind in _ONE_STEP):
+    if protocol in (None, Protocol.SIMPLE) and (algorithm is Algorithm.TREE or kind.traits.is_rooted):
         own = tuple(size for size in own if size <= ONE_STEP_BYTES)
     if asked is None:
         return own

@@ -4,12 +4,9 @@ An element's order of summation depends on which segment of the buffer it lies i
 nothing is summed over changes the last bits. Gathers, exchanges and transfers only move.
 """
 
-from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.workload import CommOp
-
-_SUMS = (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER, CollectiveKind.REDUCE)
 
 
 def adds_numbers(comm: CommOp) -> bool:
     """Whether a collective has a reduction, whose order an exact plan keeps."""
-    return comm.collective.kind in _SUMS
+    return comm.collective.kind.traits.adds

@@ -11,13 +11,12 @@ from typing import Any, Final
 
 import msgspec
 
-from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.errors import TraceError
 from lagom_overlap.trace.event_columns import MAX_NS
 from lagom_overlap.trace.fields import num_elements, to_int, to_ns, to_ranks
 from lagom_overlap.trace.files import ByteStream
 from lagom_overlap.trace.gpu_trace import UNKNOWN, CommCall, GpuTrace, KnobReach, empty_events
-from lagom_overlap.trace.names import GLOO_PREFIX, dtype_bytes, kind_of, op_of, whole_bytes
+from lagom_overlap.trace.names import GLOO_PREFIX, dtype_bytes, kind_of, op_of, reach_of_kind, whole_bytes
 from lagom_overlap.units import GIB, MIB, format_bytes
 
 _MAX_FLIGHT: Final = 1 * GIB
@@ -98,12 +97,6 @@ def _lines(stream: ByteStream, prefix: bytes) -> Iterator[tuple[int, bytes]]:
             raise TraceError(f"{stream.name}: byte {at}: a line of more than {format_bytes(_MAX_LINE)}")
 
 
-def _reach(kind: CollectiveKind | None) -> KnobReach:
-    if kind in (CollectiveKind.ALL_TO_ALL, CollectiveKind.SEND_RECV):
-        return KnobReach.P2P_CHANNELS
-    return KnobReach.NONE if kind is None else KnobReach.TUNER
-
-
 def read_inspector(stream: ByteStream, prefix: bytes) -> tuple[GpuTrace, ...]:
     """One trace for every rank in the file, without a timeline.
 
@@ -132,7 +125,7 @@ def read_inspector(stream: ByteStream, prefix: bytes) -> tuple[GpuTrace, ...]:
             op=op_of(str(row.coll_perf.coll)),
             kind=kind,
             communicator=comm if type(comm) is str and comm else f"comm {row.header.id}",
-            reach=_reach(kind),
+            reach=reach_of_kind(kind),
             duration_ns=max(0, to_ns(row.coll_perf.coll_exec_time_us) or 0),
             num_ranks=max(0, to_int(row.header.n_ranks)),
             num_bytes=num_bytes,
@@ -194,7 +187,7 @@ def _flight_call(entry: _FlightEntry, groups: dict[str, _FlightGroup]) -> CommCa
         op=op_of(words),
         kind=kind,
         communicator=description if description not in ("", "undefined") else f"pg {name}",
-        reach=KnobReach.NONE if words.startswith(GLOO_PREFIX) else _reach(kind),
+        reach=KnobReach.NONE if words.startswith(GLOO_PREFIX) else reach_of_kind(kind),
         duration_ns=duration_ns,
         ranks=ranks,
         num_ranks=len(ranks),

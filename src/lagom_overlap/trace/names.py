@@ -58,16 +58,6 @@ _KINDS: Final = (
     (re.compile(r"(^|[^a-z])_?reduce", re.IGNORECASE), CollectiveKind.REDUCE),
 )
 _OTHER_OPS: Final = ("barrier", "gather", "scatter")
-_TUNER_KINDS: Final = frozenset(
-    {
-        CollectiveKind.ALL_REDUCE,
-        CollectiveKind.ALL_GATHER,
-        CollectiveKind.REDUCE_SCATTER,
-        CollectiveKind.BROADCAST,
-        CollectiveKind.REDUCE,
-    }
-)
-
 _DTYPE_BYTES: Final = {
     **dict.fromkeys(("double", "float64", "long", "int64", "long int", "complexfloat", "int64_t"), 8),
     **dict.fromkeys(("complexdouble",), 16),
@@ -120,13 +110,14 @@ def op_of(words: str) -> str:
 
 def reach_of(kernel: str, kind: CollectiveKind | None) -> KnobReach:
     """Which of NCCL's knobs reach a collective that ran as this kernel."""
-    if not _NCCL.match(kernel):
+    return reach_of_kind(kind) if _NCCL.match(kernel) else KnobReach.NONE
+
+
+def reach_of_kind(kind: CollectiveKind | None) -> KnobReach:
+    """Which of NCCL's knobs reach a collective that NCCL runs; none of what we do not know by name."""
+    if kind is None:
         return KnobReach.NONE
-    if kind in _TUNER_KINDS:
-        return KnobReach.TUNER
-    if kind in (CollectiveKind.ALL_TO_ALL, CollectiveKind.SEND_RECV):
-        return KnobReach.P2P_CHANNELS
-    return KnobReach.NONE
+    return KnobReach.P2P_CHANNELS if kind.traits.is_point_to_point else KnobReach.TUNER
 
 
 def dtype_bytes(dtype: str) -> int:
@@ -140,8 +131,8 @@ def whole_bytes(kind: CollectiveKind | None, in_bytes: int, out_bytes: int, num_
 
     The larger buffer is the whole one: torch 2.15 calls the outputs of an all-gather into a list its input.
     """
-    if kind is CollectiveKind.ALL_GATHER:
+    if kind is not None and kind.traits.takes_part:
         return max(in_bytes, out_bytes) if out_bytes else in_bytes * num_ranks
-    if kind is CollectiveKind.REDUCE_SCATTER:
+    if kind is not None and kind.traits.leaves_part:
         return max(in_bytes, out_bytes) if in_bytes else out_bytes * num_ranks
     return in_bytes or out_bytes

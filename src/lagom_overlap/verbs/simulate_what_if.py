@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final
 
-from lagom_overlap.collective import Collective, CollectiveKind, CommConfig, Protocol, Transport
+from lagom_overlap.collective import Collective, CommConfig, Protocol, Transport
 from lagom_overlap.cost import ContentionModel
 from lagom_overlap.errors import LagomError
 from lagom_overlap.jobfile.step import JobStep
@@ -42,7 +42,6 @@ from lagom_overlap.workload.step.rules import IssueRules, Sharding
 from lagom_overlap.workload.step.switches import can_overlap_experts, dispatchers, switches
 
 CARVE_OUTS: Final = (8, 16, 24)
-_POINT_TO_POINT: Final = (CollectiveKind.SEND_RECV, CollectiveKind.ALL_TO_ALL)
 _KEEPS: Final = "parameters kept after forward"
 _KEEP_LINE: Final = "fully_shard(..., reshard_after_forward=False)"
 _OF_QUEUES: Final = f"{QUEUE_ERROR:.0%} of a gain by transfers that no longer wait in one queue"
@@ -149,7 +148,7 @@ def _capped(model: ContentionModel, most: int, *, point_to_point: bool = False) 
         own = model.default_config(collective)
         if (
             not collective.is_nccl
-            or (collective.kind in _POINT_TO_POINT) is not point_to_point
+            or collective.kind.traits.is_point_to_point is not point_to_point
             or (own.num_channels or 0) <= most
         ):
             return None
@@ -161,7 +160,7 @@ def _capped(model: ContentionModel, most: int, *, point_to_point: bool = False) 
 def _with_protocol(model: ContentionModel, protocol: Protocol) -> Settings:
     def settings(collective: Collective) -> CommConfig | None:
         own = model.default_config(collective)
-        if not collective.is_nccl or collective.kind in _POINT_TO_POINT or own.protocol in (None, protocol):
+        if not collective.is_nccl or collective.kind.traits.is_point_to_point or own.protocol in (None, protocol):
             return None
         try:
             model.collective(collective, CommConfig(protocol=protocol))

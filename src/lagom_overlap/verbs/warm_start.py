@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from lagom_overlap.collective import CommConfig
-from lagom_overlap.cost.nccl.choice import POINT_TO_POINT, candidates
+from lagom_overlap.cost.nccl.choice import candidates
 from lagom_overlap.cost.nccl.machines import on_topology
 from lagom_overlap.errors import BundleError, JobError, LagomError, SpaceError
 from lagom_overlap.hardware import Cluster
@@ -207,7 +207,7 @@ def _of_nccl(spec: JobSpec, problems: Problems) -> WarmStart:
 
 def nccl_ways(problem: GroupProblem, cluster: Cluster) -> Ways:
     """NCCL's latencies and rates for a group's largest collective; nothing for point-to-point, which has one way."""
-    collectives = [comm.collective for comm in problem.group.comms if comm.collective.kind not in POINT_TO_POINT]
+    collectives = [comm.collective for comm in problem.group.comms if not comm.collective.kind.traits.is_point_to_point]
     if not collectives:
         return {}
     largest = max(collectives, key=lambda collective: collective.wire_bytes)

@@ -18,7 +18,6 @@ from lagom_overlap.collective import Algorithm, CollectiveKind, Protocol
 from lagom_overlap.cost.nccl.constants import ChannelLimit, Constants
 from lagom_overlap.cost.nccl.topology import Graph, PathType, Topology
 
-_GATHER = (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)
 _LL128_TREE_ONE_NODE = 7.0 / 9.0
 _LL128_PAYLOAD = 120.0 / 128.0
 ALPHA_OF_2_31: Final = 23100
@@ -40,9 +39,8 @@ def graph_of(topology: Topology, algorithm: Algorithm) -> Graph | None:
 
 def num_steps(kind: CollectiveKind, num_ranks: int) -> int:
     """Steps of a ring: 2(n-1) for an all-reduce, n-1 for gather and scatter, n for broadcast and reduce."""
-    if kind is CollectiveKind.ALL_REDUCE:
-        return 2 * (num_ranks - 1)
-    return num_ranks - 1 if kind in _GATHER else num_ranks
+    passes = kind.traits.passes
+    return passes * (num_ranks - 1) if passes else num_ranks
 
 
 def is_available(
@@ -63,12 +61,12 @@ def is_available(
         case Algorithm.TREE:
             return all_reduce
         case Algorithm.NVLS:
-            gathers = kind in _GATHER and release >= 21900
+            gathers = kind.traits.is_in_parts and release >= 21900
             return one_node and (graph.num_channels > 1 or release < 22800) and (all_reduce or gathers)
         case Algorithm.NVLS_TREE:
             return all_reduce and not one_node and (graph.num_channels > 1 or release < 22800)
         case Algorithm.PAT:
-            return kind in _GATHER and topology.ranks_per_node == 1 and release >= 22300
+            return kind.traits.is_in_parts and topology.ranks_per_node == 1 and release >= 22300
         case _:
             return False
 
@@ -106,7 +104,7 @@ def _old_nvls_channel(kind: CollectiveKind, algorithm: Algorithm, topology: Topo
         return intra if nodes <= 2 else inter
     if algorithm is Algorithm.NVLS_TREE:
         return min(intra, inter if nodes <= 2 else inter / 2)
-    if kind in _GATHER and release >= 22700:
+    if kind.traits.is_in_parts and release >= 22700:
         per_node = topology.ranks_per_node
         return min(intra * (per_node - 1) / per_node, 0.9 * inter)
     return min(intra, inter)
@@ -118,7 +116,7 @@ def _user_share(kind: CollectiveKind, algorithm: Algorithm, topology: Topology, 
     if algorithm is Algorithm.RING:
         return steps
     switched = algorithm in (Algorithm.NVLS, Algorithm.NVLS_TREE)
-    if kind in _GATHER and release >= 22300 and not (switched and release >= 23100):
+    if kind.traits.is_in_parts and release >= 22300 and not (switched and release >= 23100):
         return 1.0
     if not switched:
         return 0.5

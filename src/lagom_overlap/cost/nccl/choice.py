@@ -37,7 +37,6 @@ SLOW_RING_BYTES_PER_S: Final = 12e9
 """tuning.cc: Simple rings whose search channels carry no more in all use 256 threads instead of 512."""
 
 _MODELLED: Final = (Algorithm.TREE, Algorithm.RING, Algorithm.NVLS, Algorithm.NVLS_TREE, Algorithm.PAT)
-POINT_TO_POINT: Final = (CollectiveKind.ALL_TO_ALL, CollectiveKind.SEND_RECV)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +146,7 @@ def max_threads(algorithm: Algorithm, protocol: Protocol, topology: Topology, re
 
 
 def _check(collective: Collective, topology: Topology) -> None:
-    if collective.kind in POINT_TO_POINT:
+    if collective.kind.traits.is_point_to_point:
         raise ValueError(f"{collective.kind} has no algorithm in NCCL; use point_to_point.choose_point_to_point")
     if collective.num_ranks != topology.num_ranks:
         raise ValueError(

@@ -9,8 +9,6 @@ from lagom_overlap.cost.nccl.constants import Constants
 from lagom_overlap.cost.nccl.topology import Graph, PathType, Topology
 from lagom_overlap.hardware import LinkKind
 
-_CHAINED = (CollectiveKind.BROADCAST, CollectiveKind.REDUCE)
-
 
 def intra_link(graph: Graph) -> LinkKind:
     """The column of NCCL's latency table inside a node: NVLink only where every hop is one."""
@@ -56,7 +54,7 @@ def _ring_hops_s(
     intra, inter = hops
     num_nodes, simple = topology.num_nodes, protocol is Protocol.SIMPLE
     steps = num_steps(kind, topology.num_ranks)
-    if kind in _CHAINED:
+    if kind.traits.is_rooted:
         link = intra_link(topology.ring) if num_nodes == 1 else LinkKind.NETWORK
         if topology.ring.same_channels:
             return constants.hop_s(link, Algorithm.RING, protocol)

@@ -13,7 +13,7 @@ from typing import Final
 
 from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, Protocol
 from lagom_overlap.collective.slices import STEP_BYTES
-from lagom_overlap.cost.nccl.choice import MAX_THREADS, POINT_TO_POINT, NcclChoice
+from lagom_overlap.cost.nccl.choice import MAX_THREADS, NcclChoice
 from lagom_overlap.cost.nccl.chunk import LL_CHUNK_BYTES
 from lagom_overlap.cost.nccl.constants import load_constants
 from lagom_overlap.cost.nccl.latency import intra_link
@@ -110,7 +110,7 @@ def point_to_point_terms(collective: Collective, protocol: Protocol, topology: T
 
 
 def _check(collective: Collective, topology: Topology) -> None:
-    if collective.kind not in POINT_TO_POINT:
+    if not collective.kind.traits.is_point_to_point:
         raise ValueError(f"{collective.kind} is not point-to-point; use choice.choose")
     pair = collective.kind is CollectiveKind.SEND_RECV
     if (collective.num_ranks > topology.num_ranks) if pair else (collective.num_ranks != topology.num_ranks):

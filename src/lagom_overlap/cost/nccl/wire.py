@@ -34,7 +34,7 @@ import msgspec
 
 from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, Protocol
 from lagom_overlap.cost.nccl.bandwidth import bytes_per_s, num_steps
-from lagom_overlap.cost.nccl.choice import POINT_TO_POINT, choose
+from lagom_overlap.cost.nccl.choice import choose
 from lagom_overlap.cost.nccl.chunk import nvls_chunk_bytes
 from lagom_overlap.cost.nccl.constants import Constants, load_constants
 from lagom_overlap.cost.nccl.latency import latency_s
@@ -104,7 +104,7 @@ def wire_terms(
     Raises:
         ValueError: if only one of the two is given, NCCL has no such way, or the ranks are not the topology's.
     """
-    if collective.kind in POINT_TO_POINT:
+    if collective.kind.traits.is_point_to_point:
         chosen = protocol or choose_point_to_point(collective, topology).config.protocol
         assert chosen is not None
         latency, wire = point_to_point_terms(collective, chosen, topology)

@@ -71,11 +71,11 @@ def _waits(node: fx.Node) -> list[tuple[int, fx.Node]]:
 
 def _as_one(editor: Editor, node: fx.Node, kind: CollectiveKind, tensors: list[fx.Node]) -> list[fx.Node]:
     """What each tensor becomes, from one collective of all."""
-    reduces = kind is not CollectiveKind.ALL_GATHER
+    reduces = kind.traits.adds
     reduce_op = str(node.args[1]) if reduces else None
     num_ranks = 1 if kind is CollectiveKind.ALL_REDUCE else int(str(node.args[2 if reduces else 1]))
-    rows_in = num_ranks if kind is CollectiveKind.REDUCE_SCATTER else 1
-    rows_out = num_ranks if kind is CollectiveKind.ALL_GATHER else 1
+    rows_in = num_ranks if kind.traits.leaves_part else 1
+    rows_out = num_ranks if kind.traits.takes_part else 1
     shapes = [list(value_of(tensor).shape) for tensor in tensors]
     widths = [prod(shape) // rows_in for shape in shapes]
     rows = [editor.reshape(tensor, [rows_in, width]) for tensor, width in zip(tensors, widths, strict=True)]

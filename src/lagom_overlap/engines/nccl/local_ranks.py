@@ -103,8 +103,8 @@ def make_buffers(kind: CollectiveKind, num_bytes: int, devices: Sequence[torch.d
     num_elements = max(1, num_bytes // 2 // num_ranks) * num_ranks
     part = num_elements // num_ranks
     bound = max(1, min(8, _LARGEST_SUM // num_ranks))
-    num_sent = part if kind is CollectiveKind.ALL_GATHER else num_elements
-    num_received = part if kind is CollectiveKind.REDUCE_SCATTER else num_elements
+    num_sent = part if kind.traits.takes_part else num_elements
+    num_received = part if kind.traits.leaves_part else num_elements
     sent = [torch.randint(-bound, bound + 1, (num_sent,), device=device).bfloat16() for device in devices]
     received = [torch.empty(num_received, dtype=torch.bfloat16, device=device) for device in devices]
     return sent, received

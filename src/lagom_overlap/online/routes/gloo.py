@@ -394,7 +394,7 @@ class GlooRoute:
 
 
 def _num_bytes(kind: CollectiveKind, target: torch.Tensor, source: torch.Tensor) -> int:
-    whole = target if kind is CollectiveKind.ALL_GATHER else source
+    whole = target if kind.traits.takes_part else source
     return whole.numel() * whole.element_size()
 
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigKey, ConfigSpace, ConfigTable
+from lagom_overlap.collective import CommConfig, CommunicatorId, ConfigKey, ConfigSpace, ConfigTable
 from lagom_overlap.collective.size_class import LEAST_BYTES
 from lagom_overlap.errors import BackendError, SpaceError
 from lagom_overlap.nccl_plugin.capability import BoxMaps
@@ -55,7 +55,6 @@ _MOST_KEYS: Final = 1 << 16
 """Calls whose offers are kept."""
 _UNTOUCHED: Final = encode_table(NOTHING, generation=(1 << 64) - 1).data
 """Its generation is that of no switch."""
-_EXACT: Final = (CollectiveKind.ALL_GATHER, CollectiveKind.BROADCAST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +142,7 @@ class PluginRoute:
 
     def is_exact(self, key: ConfigKey) -> bool:
         """See `Route`: what only moves bytes is exact; channels and algorithms reorder every reduction."""
-        return key.kind in _EXACT
+        return not key.kind.traits.adds
 
     def prepare(self, table: ConfigTable, epoch: int) -> None:
         """See `Route`: hands the table to the plug-in, which fills the buffer that it does not decide by.

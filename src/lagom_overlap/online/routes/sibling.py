@@ -48,7 +48,6 @@ CHANNELS_WITH_THREADS: Final = (4, 16)
 THREADS: Final = (128, 512)
 MAX_SIBLINGS: Final = 4
 """Per process group: as many as a search can ask for, with or without threads."""
-_EXACT: Final = (CollectiveKind.ALL_GATHER, CollectiveKind.BROADCAST, CollectiveKind.ALL_TO_ALL)
 _NO_CACHE: Final = "NCCL_NO_CACHE"
 
 Limits: TypeAlias = tuple[int | None, int | None]
@@ -138,7 +137,7 @@ class SiblingRoute:
 
     def is_exact(self, key: ConfigKey) -> bool:
         """See `Route`."""
-        return key.kind in _EXACT
+        return not key.kind.traits.adds
 
     def prepare(self, table: ConfigTable, epoch: int) -> None:
         """See `Route`: makes the siblings that the table needs, in one order on all ranks, and uses each once.

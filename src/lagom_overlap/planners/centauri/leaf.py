@@ -133,7 +133,7 @@ class Leaves:
         neighbours = self._neighbours(comm, free_s)
         meshes = self._meshes(comm)
         whole = self._leaf(comm, OperationChoice(Parts.WHOLE), neighbours, free_s, meshes)
-        if comm.collective.kind not in (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER):
+        if not comm.collective.kind.traits.is_in_parts:
             choices = [even(n) for n in range(2, self._max_chunks + 1)]
         else:
             choices = self._choices(meshes)
@@ -220,7 +220,7 @@ class Leaves:
     ) -> OperationCosts:
         """The inputs of Algorithm 1."""
         comm_s, chain_s = self._times.seconds(comm), self._chain_s(neighbours.chain)
-        chainable = comm.collective.kind in (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)
+        chainable = comm.collective.kind.traits.is_in_parts
         if not meshes or not chainable:
             return OperationCosts(comm_s=comm_s, chain_s=chain_s, free_s=free_s)
         mesh = meshes[0]

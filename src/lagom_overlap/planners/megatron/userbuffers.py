@@ -73,15 +73,14 @@ def userbuffer_sms(kind: CollectiveKind, fabric: Fabric, *, sharp: bool) -> int:
     Raises:
         JobError: if the collective is neither, or SHARP is asked of NVLink alone.
     """
-    if kind not in (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER):
+    if not kind.traits.is_in_parts:
         raise JobError(f"userbuffers: {kind} has no table, only all_gather and reduce_scatter have")
     counts = _USERBUFFERS.get((fabric, sharp))
     if counts is None:
         raise JobError(f"userbuffers: SHARP reduces in the network's switches, {fabric} has none")
-    return counts.all_gather if kind is CollectiveKind.ALL_GATHER else counts.reduce_scatter
+    return counts.all_gather if kind.traits.takes_part else counts.reduce_scatter
 
 
-_REGISTERED_KINDS = (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)
 _SHARDED = (MegatronRole.PARAMETER, MegatronRole.GRADIENT)
 _TENSOR = (MegatronRole.ACTIVATION, MegatronRole.SAVED_INPUT, MegatronRole.INPUT_GRADIENT)
 
@@ -133,7 +132,7 @@ def _settings(
     found = {}
     for comm in planned.comms:
         role = roles.get(origin_name(comm.name, roles))
-        if comm.collective.kind not in _REGISTERED_KINDS:
+        if not comm.collective.kind.traits.is_in_parts:
             continue
         if flags.nccl_userbuffers and role in _SHARDED:
             found[comm.name] = CommConfig(num_channels=_sms(comm, model))

@@ -26,8 +26,6 @@ from lagom_overlap.workload.rewrite.split import piece_name
 from lagom_overlap.workload.rewrite.steps import TWICE, PartitionGroups
 from lagom_overlap.workload.sharding import Gather
 
-_CHAINABLE = (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)
-
 
 def granularity(kind: CollectiveKind, mesh: tuple[int, ...], order: tuple[int, ...]) -> tuple[Fraction, ...]:
     """The share of the whole that each step brings (all-gather) or takes in (reduce-scatter); they sum to 1.
@@ -60,8 +58,9 @@ def apply_partition(draft: Draft, step: PartitionGroups) -> None:
         raise JobError(f"{comm.name}: mesh {list(step.mesh)} has {step.num_ranks} ranks, the group {call.num_ranks}")
     if call.kind is CollectiveKind.SEND_RECV:
         raise JobError(f"{comm.name}: is {call.kind}, which has no groups to partition")
-    if (step.chain or step.order == TWICE) and call.kind not in _CHAINABLE:
-        raise JobError(f"{comm.name}: is {call.kind}; only {' and '.join(_CHAINABLE)} bring their result in parts")
+    if (step.chain or step.order == TWICE) and not call.kind.traits.is_in_parts:
+        chainable = " and ".join(kind for kind in CollectiveKind if kind.traits.is_in_parts)
+        raise JobError(f"{comm.name}: is {call.kind}; only {chainable} bring their result in parts")
     steps = partition_steps(comm, step)
     if not step.chain:
         draft.replace({comm.name: _whole(draft, step, steps, draft.followers(comm.name), step.order == TWICE)})
