@@ -12,8 +12,13 @@ from lagom_overlap.trace.gpu_trace import EventRole, KnobReach
 COMM, COMP = EventRole.COMM, EventRole.COMPUTE
 
 
-def answers(gpu: str = "NVIDIA A100-SXM4-80GB", reach: KnobReach = KnobReach.TUNER, channels: int = 16):
-    """GEMMs of 1 ms alone, of 1.15 ms during a hidden all-gather of 64 MiB."""
+def answers(
+    gpu: str = "NVIDIA A100-SXM4-80GB",
+    reach: KnobReach = KnobReach.TUNER,
+    channels: int = 16,
+    num_without: int = -1,
+):
+    """GEMMs of 1 ms alone, of 1.15 ms during a hidden all-gather of 64 MiB; steps are marked if some are without it."""
     rows, names, grids, calls = [], [], [], []
     for n in range(12):
         at = n * 4_000_000
@@ -26,7 +31,13 @@ def answers(gpu: str = "NVIDIA A100-SXM4-80GB", reach: KnobReach = KnobReach.TUN
             "kind": CollectiveKind.ALL_GATHER, "op": "all_gather", "communicator": "fsdp", "num_bytes": 64 << 20,
             "num_channels": channels, "reach": reach,
         })  # fmt: skip
-    findings = analyse([gpu_trace(rows, names=names, grids=grids, calls=calls, gpu_name=gpu, num_sms=108)])
+    for n in range(12, 12 + num_without):
+        rows.append((COMP, n * 4_000_000, n * 4_000_000 + 1_000_000))
+        names.append("ampere_bf16_s16816gemm_128x128")
+        grids.append((432, 1, 1))
+    steps = [(n, n * 4_000_000, (n + 1) * 4_000_000) for n in range(12 + num_without)] if num_without >= 0 else ()
+    fields = {"names": names, "grids": grids, "calls": calls, "gpu_name": gpu, "num_sms": 108}
+    findings = analyse([gpu_trace(rows, steps=steps, **fields)])
     return {answer.change: answer for answer in traced_what_ifs(findings, overlap_groups(findings))}
 
 
@@ -37,6 +48,16 @@ def test_a_hidden_gather_may_have_fewer_channels_and_copy_engines_and_the_gain_i
     for answer in found.values():
         assert answer.low_s < answer.gain_s < answer.high_s
         assert answer.gain_s <= 12 * 0.4e-3  # twelve collectives of 0.4 ms: no change can gain more than their time
+
+
+@pytest.mark.parametrize("num_without", [12, 36])
+def test_a_group_that_only_some_steps_have_gains_as_much_less_in_the_average_step(num_without: int):
+    """Steps that only compute, as those do that accumulate gradients: a gain of each twelfth step is a twelfth."""
+    all_steps, some = answers(num_without=0), answers(num_without=num_without)
+    assert all_steps
+    assert set(all_steps) == set(some)
+    for change, answer in some.items():
+        assert answer.gain_s * (12 + num_without) / 12 == pytest.approx(all_steps[change].gain_s, rel=1e-9)
 
 
 def test_what_no_knob_reaches_is_not_asked():

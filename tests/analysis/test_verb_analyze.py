@@ -245,6 +245,36 @@ def analysis_text(report) -> str:
     return headline(report)
 
 
+@pytest.mark.parametrize(
+    ("ranks_of", "took", "mean"),
+    [
+        ([1], "800 us", "1 step"),
+        ([3], "933 us", "3 steps"),
+        ([1, 1], "800 us", "1 step on each of 2 ranks"),
+        ([3, 3, 3], "933 us", "3 steps on each of 3 ranks"),
+        ([2, 3], "920 us", "5 steps on 2 ranks"),
+    ],
+)
+def test_a_step_takes_the_mean_of_all_steps_of_all_ranks(tmp_path, ranks_of, took, mean):
+    """Steps of 1 ms, the last of a rank of 0.8 ms, as its last kernel ends: (1 + 0.8 + 1 + 1 + 0.8) / 5 = 0.92 ms.
+
+    0.2 ms of each are an all-reduce alone, 0.3 ms a product.
+    """
+    paths = []
+    for rank, num_steps in enumerate(ranks_of):
+        file = KinetoFile(distributedInfo={"rank": rank, "world_size": len(ranks_of), "nccl_version": "2.28.9"})
+        for step in range(num_steps):
+            at = step * 1000.0
+            file.step(step, at, 1000.0)
+            file.kernel("gemm<128>", at + 100, 300, grid=[264, 1, 1])
+            file.nccl("AllReduce_Sum_bf16_RING_LL", at + 700, 200, op="allreduce", nelems=1 << 22)
+        paths.append(file.write(tmp_path / f"rank{rank}.json"))
+    words = analysis_text(run_analyze(AnalyzeRequest(traces=tuple(paths))))
+    assert words.startswith(f"A step takes {took} (mean of {mean}): exposed communication 200 us ("), words
+    idle_us = int(took.split()[0]) - 200 - 300
+    assert f"idle {idle_us} us (" in words
+
+
 def terminal_text(report) -> str:
     console = Console(width=WIDTH)
     with console.capture() as capture:

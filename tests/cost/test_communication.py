@@ -185,6 +185,22 @@ def test_an_all_to_all_over_nodes_shares_the_node_s_card(pcie_model: ContentionM
     assert cost.seconds() == pytest.approx(8 * 128 * MIB / 11.5e9, rel=0.05)
 
 
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+def test_an_all_to_all_inside_a_node_takes_a_step_for_each_other_rank(
+    pcie_model: ContentionModel, plausible: Profile, num_ranks: int
+) -> None:
+    """Pairs of tiny messages cost steps alone: n - 1 of them, each as long as one hop of a gather's ring."""
+    config = CommConfig(protocol=Protocol.LL, num_channels=1, num_threads=512, chunk_bytes=8 * KIB)
+    tiny = Collective(CollectiveKind.ALL_TO_ALL, num_ranks, num_ranks)
+    gather = Collective(AG, num_ranks, num_ranks)
+    cost = pcie_model.collective(tiny, config)
+    ring_cost = pcie_model.collective(gather, replace(config, algorithm=RING))
+    assert (cost.steps_s, cost.hops_s) == pytest.approx((ring_cost.steps_s, ring_cost.hops_s))
+    step_s = 0.25 * 3.5e-6  # LL's part of a step's overhead, as in `by_the_specification`
+    assert cost.steps_s == pytest.approx((num_ranks - 1) * step_s)
+    assert cost.hops_s == pytest.approx((num_ranks - 1) * 2e-6)
+
+
 def test_fifo_follows_the_slice_and_ends_at_four_mebibytes_a_channel(pcie_model: ContentionModel) -> None:
     big = Collective(AG, 1024 * MIB, 8)
     sizes = {chunk: pcie_model.collective(big, ring(2, chunk)).fifo_bytes for chunk in (64 * KIB, 1368 * KIB, 2 * MIB)}

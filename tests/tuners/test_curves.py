@@ -6,9 +6,11 @@ from statistics import fmean
 
 import numpy as np
 import pytest
+from scipy.stats import multivariate_normal
 
 from lagom_overlap.collective import CommConfig
 from lagom_overlap.tuners.curves import Curves, Setting, expected_gain, thinned
+from lagom_overlap.tuners.gaussian_process import Data, Root
 from lagom_overlap.tuners.problem import Assignment, Measurement
 from lagom_overlap.units import KIB
 
@@ -89,3 +91,24 @@ def test_the_expected_gain_counts_only_what_is_faster() -> None:
 def test_values_of_an_axis_lie_apart() -> None:
     assert thinned(tuple(range(1, 33)), sqrt(2)) == [32, 23, 16, 11, 8, 5, 3, 2, 1]
     assert thinned((None,), 2) == []
+
+
+def test_noisy_values_are_fitted_as_ridge_regression_fits_them() -> None:
+    """A process w'x with weights of variance `kernel` is ridge regression: (X'N^-1 X + K^-1)^-1 X'N^-1 y."""
+    random = np.random.default_rng(5)
+    weights, values = random.standard_normal((7, 3)), random.standard_normal(7)
+    root = random.standard_normal((3, 3))
+    kernel, mean = root @ root.T + np.eye(3), random.standard_normal(3)
+    variances = random.uniform(0.5, 2.0, 7)
+    data = Data(weights=weights, values=values, mean=mean, kernel=kernel, rows=np.arange(7))
+    weighted = weights.T / variances
+    ridge = np.linalg.solve(weighted @ weights + np.linalg.inv(kernel), weighted @ values)
+    assert data.fitted(np.diag(variances)) == pytest.approx(mean + ridge)
+
+
+def test_the_likelihood_of_correlated_values_is_the_normal_density() -> None:
+    random = np.random.default_rng(6)
+    root = random.standard_normal((4, 4))
+    covariance, values = root @ root.T + np.eye(4), random.standard_normal(4)
+    with_constant = multivariate_normal(np.zeros(4), covariance).logpdf(values)
+    assert Root(covariance, values).log_likelihood == pytest.approx(with_constant + 2 * np.log(2 * np.pi))

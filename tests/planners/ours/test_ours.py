@@ -93,6 +93,19 @@ def test_program_order_that_does_not_fit_says_by_how_much() -> None:
         ProgramOrder().plan(replace(problem, memory_limit_bytes=needed - 2))
 
 
+def test_program_order_is_called_optimal_where_nothing_is_shorter_and_only_there() -> None:
+    """`b` before `a` hides the scatter of what `b` makes: 3 ms, which compute alone takes; `a` first exposes 2 ms."""
+    a, b = CompOp(name="a", work=GEMM), CompOp(name="b", work=GEMM)
+    scatter = CommOp(name="scatter", collective=SCATTER, communicator="fsdp", deps=("b",))
+    times = NamedSeconds({"a": 2e-3, "b": 1e-3, "scatter": 2e-3})
+    for ops, makespan_s, is_optimal in (((b, scatter, a), 3e-3, True), ((a, b, scatter), 5e-3, False)):
+        problem = replace(fsdp_problem(2), iteration=Iteration("step", ops, True), times=times)
+        plan = ProgramOrder().plan(problem)
+        assert predict(problem, plan.iteration).overlap.makespan_s == pytest.approx(makespan_s, rel=0.01)
+        assert plan.lower_bound_s == pytest.approx(3e-3, rel=0.01)
+        assert plan.is_optimal is is_optimal
+
+
 def test_cuts_of_a_graph_are_those_of_the_rewritten_step() -> None:
     problem = fsdp_problem(4)
     kinds = op_types(problem.iteration, exact=False)

@@ -136,6 +136,23 @@ def test_a_prediction_adds_a_projection_a_layer_and_the_head() -> None:
     assert gemms(predicting, *backward) - gemms(plain, *backward) == 2 * added
 
 
+def test_gradients_of_a_hidden_state_that_two_read_are_summed() -> None:
+    """Each prediction's input is also read by its own head: one sum a prediction, of two gradients into a third."""
+    built = step(SMALL.with_mtp(2))
+    sums = {op.name: op for op in built.iteration.ops if ".mtp" in op.name and op.name.endswith("_sum_d")}
+    assert {name: op.deps for name, op in sums.items()} == {
+        "mb0.mtp0.output_sum_d": ("mb0.mtp1.hidden_norm_d", "mb0.mtp0.norm_d"),
+        "mb0.mtp0.input_sum_d": ("mb0.mtp0.hidden_norm_d", "mb0.head.norm_d"),
+    }
+    assert {op.work for op in sums.values()} == {MemoryBound(3 * 2 * SEQ * 7168)}
+    readers = {
+        op.name: {reader.name for reader in built.iteration.ops if op.name in reader.deps} for op in sums.values()
+    }
+    layers = {"mb0.mtp0.output_sum_d": "mb0.layer5.", "mb0.mtp0.input_sum_d": "mb0.layer4."}
+    for name, layer in layers.items():
+        assert any(reader.startswith(layer) for reader in readers[name]), readers[name]
+
+
 def test_tables_that_a_prediction_shares_are_reduced_and_updated_once() -> None:
     layout = ParallelLayout(data=8, expert=8, global_batch=16, zero_stage=1, overlap_gradients=True)
     built = step(SMALL, layout)
