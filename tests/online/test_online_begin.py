@@ -93,6 +93,29 @@ def test_a_tuner_that_cannot_begin_takes_its_hands_off_and_keeps_nobody_waiting(
     assert world.plan_of_the_other(0) == (SwitchState.OFF, f"rank {rank}: it could not begin")
 
 
+def test_two_tuners_of_one_process_share_no_key_of_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each speaks under a name of its own, whatever it opens: what one rank tells the first, the second never reads."""
+    world = World(monkeypatch, 0)
+    names: list[str] = []
+    stores: dict[str, FakeStore] = {}
+
+    def store_of(name: str, timeout_s: float) -> FakeStore:
+        names.append(name)
+        return stores.setdefault(name, FakeStore())
+
+    monkeypatch.setattr(online, "store_of", store_of)
+    of_tuner: list[set[str]] = []
+    for _ in range(2):
+        names.clear()
+        tuner = OnlineTuner(online.nn.Linear(1, 1), route=SimulatedRoute(world.rank, 2))
+        of_tuner.append(set(names))
+        tuner.close()
+    first, second = of_tuner
+    assert first
+    assert second
+    assert not first & second
+
+
 def test_an_engine_that_cannot_be_told_keeps_nobody_waiting_and_is_asked_of_no_tuner_that_is_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -558,3 +558,30 @@ def test_a_step_that_raises_on_all_ranks_ends_the_tuning_not_the_job() -> None:
     assert job.plans[0] == job.plans[1]
     assert "OutOfMemoryError" in job.members[0].plan.reason
     assert not job.meeting.mismatches
+
+
+def test_a_step_whose_calls_change_in_the_search_is_recorded_anew_and_none_of_its_times_count() -> None:
+    """From step 24 on the job has two layers, not three: what those steps take says nothing of what was searched."""
+    job = Job(options=options())
+    job.start()
+    reasons: list[str] = []
+    seen: list[tuple[str, int]] = []
+
+    def work(rank: int, step: int) -> None:
+        if step == 24:
+            job.routes[rank].num_layers = 2
+        if rank == 0 and step > 24:
+            plan = job.members[0].plan
+            reasons.append(plan.reason)
+            seen.append((str(plan.state), plan.epoch))
+
+    job.run(400, work)
+    assert job.plans[0][23][0] == "search"
+    assert "the step's calls changed" in reasons
+    assert not job.meeting.mismatches
+    states = list(dict.fromkeys(state for state, _ in seen))
+    # Nothing more is searched or judged by the old program: only a record leads on.
+    assert states.index("record") < min((states.index(one) for one in ("verdict", "watch") if one in states), default=9)
+    occurrences = {setting.site.occurrence for setting in job.members[0].settings}
+    assert occurrences <= {0, 1}
+    assert occurrences, states

@@ -41,6 +41,8 @@ def test_an_interrupt_while_ranks_agree_waits_until_this_rank_has_done_as_all(ha
         threading.Event(),
     )
 
+    reached: list[int] = []
+
     def interrupt(keys: list[str], timeout_s: float) -> str:
         if keys[0].startswith("go/") and not interrupted:
             if has_answer:
@@ -65,11 +67,13 @@ def test_an_interrupt_while_ranks_agree_waits_until_this_rank_has_done_as_all(ha
         try:
             return original(job, rank)
         except KeyboardInterrupt:  # as of a user who goes on
+            reached.append(rank)
             return original(job, rank)
 
     exchange._why_missing, exchange._settle, first._meet, job.one_step = interrupt, settled, last, one_step
     job.run(40)
     assert interrupted == [has_answer]
+    assert reached == [1]  # once, and not kept from the one who pressed it
     assert not job.meeting.mismatches
     assert job.plans[0] == job.plans[1]
     assert (job.members[0].plan.state is SwitchState.OFF) is not has_answer
