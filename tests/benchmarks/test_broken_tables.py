@@ -152,6 +152,24 @@ TABLES = (
 
 
 @pytest.mark.parametrize(("script", "path"), TABLES, ids=[path.stem for _, path in TABLES])
+def test_a_row_that_breaks_off_is_named_and_the_others_keep_their_figures(
+    script: object, path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main, copy = script.main, tmp_path / "copy.csv"  # type: ignore[attr-defined]
+    header, *rows = parsed(existing(path).read_text(encoding="utf-8"))
+    more = ["--rows"] if script is contention_points else []
+    rows = rows[: NUM_ROWS if script is iteration_time else 48]  # of a kernel, those on all of its GPU's units as well
+    found = []
+    for table in ([header, *rows], [header, *rows[:-1], rows[-1][:1]], [header, *rows[:-1]]):
+        copy.write_text("\n".join(",".join(f'"{cell}"' for cell in cells) for cells in table), encoding="utf-8")
+        found.append(ended(main, [str(copy), "--json", *more], capsys))
+    assert found[0]["rows"]
+    assert not found[0]["bad_rows"]
+    assert len(found[1]["bad_rows"]) == 1
+    assert found[1]["rows"] == found[2]["rows"]  # to the digit as if it had never been there
+
+
+@pytest.mark.parametrize(("script", "path"), TABLES, ids=[path.stem for _, path in TABLES])
 def test_broken_copies_end_with_figures_or_with_one_line(
     script: object, path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -178,6 +196,13 @@ def test_broken_profiles_of_operators_and_collectives_end_as_well(
     operators = existing(SHARED / "vidur" / "a100_phi2_mlp.csv")
     collectives = existing(SHARED / "vidur" / "a40_allreduce.csv")
     copies = tmp_path / "operators.csv", tmp_path / "a40_allreduce.csv"
+    copies[0].write_text(
+        "\n".join(operators.read_text(encoding="utf-8").splitlines()[: 1 + NUM_ROWS]), encoding="utf-8"
+    )
+    whole = ended(operator_time.main, [str(copies[0]), "--gpu", "A100", "--json"], capsys)
+    assert whole["by_operator"]  # else all of what follows could be refused
+    assert all(system.seconds for system in collective_time.read_vidur(collectives))
+    assert collective_time.read_vidur(collectives)
     for seed in range(NUM_DRAWS):
         copies[0].write_bytes(broken(operators, seed))
         found = ended(operator_time.main, [str(copies[0]), "--gpu", "A100", "--json"], capsys)
@@ -204,6 +229,8 @@ def test_broken_surfaces_are_replayed_or_refused(tmp_path: Path, capsys: pytest.
     few = tmp_path / "few.csv"  # the settings of one choice, so that what is left is one
     few.write_text("\n".join((header, *rows[:14])), encoding="utf-8")
     copies = tmp_path / "surface.csv", tmp_path / "noise.csv"
+    whole = ended(recorded_search.main, [str(few), str(noise), "--searches", "1", "--json"], capsys)
+    assert whole["rows"]
     for seed in range(NUM_DRAWS):
         copies[0].write_bytes(broken(few, seed) if seed % 2 else few.read_bytes())
         copies[1].write_bytes(noise.read_bytes() if seed % 2 else broken(noise, seed))

@@ -35,18 +35,6 @@ def test_the_notes_70b_table_states_a_step_that_no_machine_could_show() -> None:
     assert LLAMA_70B.least_s(links_run_together=True) == pytest.approx(11.28)
 
 
-@pytest.mark.parametrize(
-    ("computation", "communication", "cap"),
-    [(290.3, 73.1, 1.252), (290.3, 1099.6, 1.264), (1384.5, 73.1, 1.053), (1384.5, 1099.6, 1.794)],
-)
-def test_caps_of_overlap_are_those_of_concertos_serial_parts(
-    computation: float, communication: float, cap: float
-) -> None:
-    """(D2, T4, P1), ms: min(1 / a, 1 / (1 - a)) with a the share of communication (specification 1.11)."""
-    share = communication / (computation + communication)
-    assert min(1 / share, 1 / (1 - share)) == pytest.approx(cap, abs=1e-3)
-
-
 def test_table_3_is_monotone_in_the_paper() -> None:
     assert all(stated >= scheduled >= cut for *_, stated, scheduled, cut in concerto_tables.TABLE_3)
 
@@ -55,15 +43,6 @@ def test_a_verdict_is_near_same_sign_or_not() -> None:
     verdicts = [verdict(found, 0.45) for found in (0.41, 0.24, 0.22, 0.0)]
     assert verdicts == ["reproduced", "direction", "not", "not"]
     assert [verdict(found, 0.45, built_in=True) for found in (0.41, 0.24, 0.1)] == ["built in", "built in", "not"]
-
-
-def test_volumes_of_fsdp_and_dp_are_as_far_apart_as_corrected() -> None:
-    """Specification 2.8: the printed "3/2, plus the group's size" is a product: 33.75 for P = 16, D = 3."""
-    shard, replicas = 16, 3
-    fsdp = 3 * (shard - 1) / shard
-    dp = 2 * (replicas - 1) / replicas / shard
-    assert fsdp / dp == pytest.approx(33.75)
-    assert fsdp / dp == pytest.approx(1.5 * shard * ((shard - 1) / shard) / ((replicas - 1) / replicas))
 
 
 def test_latency_saved_by_fusion_is_the_difference_of_its_collectives() -> None:

@@ -53,12 +53,19 @@ def test_prefetching_one_module_explicitly_is_the_default_overlap():
     assert alone[0] == alone[1]
 
 
+SHORTER = ("concerto", "concerto_paper", "fsdp2", "joint", "ours", "out_of_order")
+"""Planners whose plan of this step is shorter under contention; the others issue it as another framework does."""
+
+
 @pytest.mark.parametrize("planner", sorted(set(planner_names()) - {"program_order"}))
-def test_a_planner_differs_from_program_order_or_says_why(planner: str):
+def test_a_planner_shortens_the_step_or_is_another_frameworks_or_says_why(planner: str):
     plan, unplanned = plan_of(planner), step().unplanned
     before, after = simulated(step(), unplanned), simulated(step(), plan.iteration, plan.configs)
-    said = [note for note in plan.notes if "program order" in note]
-    assert after.makespan_s != before.makespan_s or said
+    if planner in SHORTER:
+        assert after.makespan_s < before.makespan_s
+    else:
+        said = [note for note in plan.notes if "program order" in note]
+        assert after.makespan_s != before.makespan_s or said
 
 
 def test_program_order_is_what_the_framework_does():

@@ -8,8 +8,12 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("torch")
+
 from lagom_overlap.cli import main
 from lagom_overlap.collective import LaunchOrder, LaunchSpace, StreamPriority
+from lagom_overlap.engines import carve_out
+from lagom_overlap.engines.carve_out import CarveOutSupport
 from lagom_overlap.errors import JobError
 from lagom_overlap.jobfile.build import limits_of
 from lagom_overlap.jobfile.spec import parse_job
@@ -163,10 +167,38 @@ def test_simulate_predicts_the_iteration_at_every_carve_out_of_the_job(tmp_path:
     assert any("plain kernels" in note for note in plain["notes"])
 
 
-def test_doctor_says_whether_a_carve_out_can_be_set_here(capsys: Any) -> None:
+@pytest.mark.parametrize(
+    ("support", "row"),
+    [
+        (
+            CarveOutSupport(why_not="no CUDA device", caveat="", green_contexts="in torch 2.14", num_sms=None),
+            {
+                "ok": False,
+                "found": "no CUDA device; green contexts: in torch 2.14",
+                "remedy": "simulated with [tune.space] sm_carveout; a running job needs an NVIDIA GPU",
+            },
+        ),
+        (
+            CarveOutSupport(why_not="", caveat="", green_contexts="none", num_sms=132),
+            {"ok": True, "found": "can be set, 0 to 131 SMs; green contexts: none", "remedy": ""},
+        ),
+        (
+            CarveOutSupport(why_not="", caveat="only Hopper's kernels obey", green_contexts="none", num_sms=108),
+            {
+                "ok": True,
+                "found": "can be set, 0 to 107 SMs, but only Hopper's kernels obey; green contexts: none",
+                "remedy": "",
+            },
+        ),
+    ],
+)
+def test_doctor_says_whether_a_carve_out_can_be_set_here(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any, support: CarveOutSupport, row: dict[str, object]
+) -> None:
+    monkeypatch.setattr(carve_out, "carve_out_support", lambda: support)
     assert main(["doctor", "--json"]) == 0
     (check,) = [check for check in json.loads(capsys.readouterr().out)["checks"] if check["name"] == "SM carve-out"]
-    assert check["ok"] or ("CUDA" in check["found"] and "green contexts" in check["found"]) or check["remedy"]
+    assert check == {"name": "SM carve-out", **row}
 
 
 @pytest.mark.parametrize(

@@ -201,11 +201,6 @@ def test_tune_takes_any_layout_but_a_pipeline() -> None:
         groups_of(parse_job(job({"micro_batch": 2}), "job.toml"))
 
 
-@pytest.mark.parametrize("example", ["gpt_175b_3d_a100.toml", "phi2_fsdp_a40.toml"])
-def test_the_examples_run(example: str) -> None:
-    assert run_simulate(SimulateRequest(spec=read_job(EXAMPLES / example))).iteration_s > 0
-
-
 def test_ddp_of_pytorch_2_15_hides_no_reduction_and_is_told_what_would() -> None:
     parallel = {"data": 8, "framework": "ddp"}
     changes = {"model": {"name": "llama-3.2-1b", "seq_len": 2048}, "cluster": {"preset": "h100_dgx"}}

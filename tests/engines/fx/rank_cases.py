@@ -363,7 +363,7 @@ def dropout_under_a_plan():
 
 
 def failing_collective():
-    """A collective that fails: its error comes where its result is used, and nothing hangs."""
+    """What is said of a collective that fails, by its own run and by the next on the same stream."""
 
     def step(x):
         return (gather(x) + 1,)
@@ -371,11 +371,14 @@ def failing_collective():
     inputs = seeded((2, 3))
     captured = traced(step, inputs)
     streamed = StreamedStep(captured.graph_module, GROUPS)
-    try:
-        streamed.run([3.0])
-    except Exception as error:
-        return type(error).__name__
-    return ""
+    said = []
+    for given in ([3.0], inputs):  # no tensor: refused on the stream's thread, before anything is sent
+        try:
+            streamed.run(given)
+        except Exception as error:
+            said.append(f"{type(error).__name__}: {error}")
+    streamed.close()
+    return said
 
 
 def fsdp2_losses(settings):

@@ -40,7 +40,12 @@ def test_dropout_draws_the_same_numbers_under_a_plan(ranks):
 
 
 def test_a_collective_that_fails_is_an_error_where_its_result_is_used(ranks):
-    assert all(name for name in ranks.call("failing_collective"))
+    """What fails on a stream fails all that follows there: no rank goes on alone."""
+    for own, following in ranks.call("failing_collective"):
+        assert own.startswith(
+            "RuntimeError: _c10d_functional::all_gather_into_tensor() Expected a value of type 'Tensor'"
+        )
+        assert following == own
 
 
 @pytest.mark.parametrize(
