@@ -8,8 +8,9 @@ A place is a comparison, an operator, a number, a condition, a call's arguments,
 are shuffled by the seed, the kind of change at each is drawn too: the first 100 of a seed are the first 100 of 300.
 FOLDER gets a copy of what git tracks, an environment that imports the copy, and `results.jsonl`, a line for each try.
 A change is tried on the test files that import its module, however indirectly: those named like it first, then those
-that name its function, then by distance, until `--cpu-seconds` of processor time are spent. So one that survives here
-may die in a whole run, and what dies here dies there: a test that fails without the change, too, counts for nothing.
+that name its function, those of its folder, and by distance, until `--cpu-seconds` of processor time are spent. So one
+that survives here may die in a whole run, and what dies here dies there: a test that fails without the change, too,
+counts for nothing.
 """
 
 import argparse
@@ -336,12 +337,14 @@ class Imports:
             distance |= {user: 1 + min(distance[p] for p in distance if user in self._users[p]) for user in border}
         mirrored = change.path.removeprefix(f"{PACKAGE}/").removesuffix(".py").split("/")
 
-        def order(test: str) -> tuple[bool, bool, int, bool, int, str]:
+        def order(test: str) -> tuple[bool, bool, bool, int, bool, int, str]:
             text = self._text[test]
             is_named_alike = mirrored[-1] in test.rpartition("/")[2]
             is_near = test.startswith(f"tests/{mirrored[0]}/")
-            names_it = bool(change.name) and change.name in text
-            return not (is_named_alike and is_near), not names_it, distance[test], not is_near, len(text), test
+            names_it = bool(change.name) and re.search(rf"\b{change.name}\b", text) is not None
+            is_beside = test.rpartition("/")[0].removeprefix("tests/").split("/") == mirrored[:-1]
+            first = (not (is_named_alike and is_near), not names_it, not is_beside)
+            return *first, distance[test], not is_near, len(text), test
 
         found = (path for path in distance if path.rpartition("/")[2].startswith("test_"))
         return sorted((path for path in found if not _ONLY_RANKS.search(self._text[path])), key=order)

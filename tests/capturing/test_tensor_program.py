@@ -77,6 +77,22 @@ def test_a_product_with_a_bias_is_summed_over_its_depth() -> None:
 
 
 @pytest.mark.parametrize(
+    ("dims", "keepdim"), [([0], False), ([1], False), ([2], True), ([-1], False), ([-3, 1], True), ([0, 1, 2], False)]
+)
+def test_a_sum_over_pieces_of_an_axis_is_the_sum_or_its_pieces(dims: list[int], keepdim: bool) -> None:
+    """By the numbers: pieces along an axis of the input give pieces along it of the output, or add up to it."""
+    whole = torch.arange(2.0 * 4 * 6).reshape(2, 4, 6)
+    expected = whole.sum(dims, keepdim)
+    (reads,), (writes,), (summed,) = axes_of(torch.ops.aten.sum.dim_IntList, whole, dims, keepdim)
+    assert reads == (0, 1, 2)
+    for dim, axis in enumerate(reads):
+        pieces = [piece.sum(dims, keepdim) for piece in whole.chunk(2, dim)]
+        assert (axis in writes) != (axis in summed)
+        made = torch.cat(pieces, writes.index(axis)) if axis in writes else pieces[0] + pieces[1]
+        assert torch.equal(made, expected)
+
+
+@pytest.mark.parametrize(
     ("before", "after", "reads", "writes"),
     [
         ((4, 6, 8), (24, 8), (0, None, 1), (0, 1)),

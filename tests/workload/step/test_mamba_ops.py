@@ -50,6 +50,10 @@ def test_the_scans_products_are_those_of_the_chunked_recurrence() -> None:
     found = works(step(model, seq_len=128), Phase.FORWARD)
     names = ("layer0.chunk_", "layer0.pass")
     assert sum(flops(found, name) for name in names) == 128 * by_hand
+    # Small products in a kernel of the scan's own, priced by its rate; the projections around it are cuBLAS's.
+    chunked = {name for name, work in found.items() if isinstance(work, Gemm) and work.chunked}
+    assert chunked == {name for name, work in found.items() if isinstance(work, Gemm) and ".chunk_" in name}
+    assert len(chunked) == 3
 
 
 def test_projections_around_the_scan_are_two_matrices() -> None:
