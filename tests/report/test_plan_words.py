@@ -2,7 +2,11 @@
 
 from dataclasses import replace
 
+import pytest
+from rich.console import Console
+
 from lagom_overlap.planners.base import Plan
+from lagom_overlap.report.plan.terminal import plan_summary
 from lagom_overlap.report.plan.words import headline
 from lagom_overlap.results.plan import (
     BeforeAfter,
@@ -13,6 +17,8 @@ from lagom_overlap.results.plan import (
     PlanResult,
     Spread,
 )
+from lagom_overlap.results.plan_decisions import Decision
+from lagom_overlap.timeline import Timeline
 from lagom_overlap.tuners.sequential import judged_pairs
 from lagom_overlap.workload import Iteration
 
@@ -42,6 +48,7 @@ PREDICTED = PlanResult(
     files=(),
     planned=STEP,
 )
+RAN = replace(STEP, timelines={"after": Timeline(())})
 RUN = PlanExecution(
     backend="gloo",
     num_ranks=2,
@@ -77,3 +84,15 @@ def test_what_ranks_measured_comes_before_the_prediction():
         "ours: measured 1.067x (quartiles 1.024 to 1.126) on real ranks, by the sequential test 1.065x "
         f"(1.062 to 1.067), faster in 11 pairs at an error rate of 1%; {PREDICTION}"
     )
+
+
+@pytest.mark.parametrize(("num_decisions", "more"), [(1, ""), (8, ""), (9, "and 1 more"), (30, "and 22 more")])
+def test_the_terminal_shows_eight_decisions_and_says_how_many_more_there_are(num_decisions: int, more: str):
+    decisions = tuple(Decision(comm=f"gather{n:02}", num_chunks=2, split_dim=0) for n in range(num_decisions))
+    console = Console(width=120)
+    with console.capture() as capture:
+        console.print(plan_summary(replace(PREDICTED, planned=RAN, decisions=decisions)))
+    shown = capture.get()
+    assert sum(f"gather{n:02}" in shown for n in range(num_decisions)) == min(num_decisions, 8)
+    assert (f"... {more}, in --json and in the report" in shown) if more else (" more, in --json" not in shown)
+    assert f"{num_decisions} split" in shown

@@ -6,7 +6,7 @@ import pytest
 
 from lagom_overlap.workload.models import TransformerModel, load_model
 from lagom_overlap.workload.parallel import ParallelLayout, Recompute, StageMemory, plan_stages, stage_memory
-from lagom_overlap.workload.parallel.eager_memory import EagerStep
+from lagom_overlap.workload.parallel.eager_memory import EagerStep, StepSizes, moments
 
 LLAMA = load_model("llama-3-8b")
 H, V, T = 4096, 128256, 8192
@@ -63,3 +63,40 @@ def test_a_longer_prefetch_holds_more_where_a_layer_is_the_fullest_moment() -> N
 def test_recomputed_layers_keep_their_inputs_alone_until_the_loss() -> None:
     full = memory(replace(EIGHT, recompute=Recompute.FULL))
     assert full.activation_bytes == 32 * 2 * T * H
+
+
+SIZES = StepSizes(
+    params=800, own=100, element_bytes=2, reduced_bytes=4, kept_bytes=10**9, layer_bytes=10**8, again_bytes=10**7,
+    layer=1000, in_flight=2, made=500, copied=600, head=11, embedding=13, logits=7, rows=3, inside_bytes=10**6,
+    accumulates=False, is_gathered=True, holds_gradients_whole=False, is_trained=True, is_loss_cut=False,
+)  # fmt: skip
+
+
+def test_what_is_there_at_each_moment_of_a_sharded_step_is_the_docstrings_sum() -> None:
+    """Bytes a logit: 14 in the loss, 2 after it; the unit at work and the next one gathered; FP32 that is reduced."""
+    inside = 2 * 7 + WORKSPACE + 2 * 2 * 1000 + 2 * 500 + 10**6  # logits, two layers gathered, gradients, the layer's
+    assert [(m.gradients, m.activations, m.transient) for m in moments(SIZES, EagerStep())] == [
+        (0, 10**9, 14 * 7 + 4 * 3 + WORKSPACE),
+        (0, 10**9, 2 * 7 + WORKSPACE + 4 * 11 + 2 * 11 + 2 * 1000 + 4 * 3),
+        (0, 10**9 + 10**7, inside + 4 * 11),
+        (4 * 100 * 1011 // 800, 10**9 + 10**7 - 10**8, inside + 4 * 1000),
+        (4 * 100, 10**8 + 10**7, inside + 4 * 1000),
+        (4 * 100, 0, 2 * 7 + WORKSPACE + 6 * 13 + 4 * 1000),
+        (4 * 100, 0, 4 * 100 + WORKSPACE),
+    ]
+
+
+def test_what_is_there_at_each_moment_of_a_step_in_buckets_is_the_docstrings_sum() -> None:
+    """DDP under autocast, a micro-batch after the first: buckets and gradients of all, copies that products read."""
+    facts = EagerStep(in_buckets=True, autocasts=True)
+    sizes = replace(SIZES, accumulates=True, is_gathered=False, holds_gradients_whole=True)
+    buckets, copies, logits = 4 * 800, 2 * 600, 2 * 7 + WORKSPACE
+    assert [(m.gradients, m.activations, m.transient) for m in moments(sizes, facts)] == [
+        (4 * 800, 10**9, buckets + copies + 14 * 7 + 4 * 3 + WORKSPACE),
+        (4 * 800, 10**9, buckets + copies + logits + 2 * 7 + 4 * 3),
+        (4 * 800, 10**9 + 10**7, buckets + copies + logits + 10**6),
+        (4 * 800, 10**9 + 10**7 - 10**8, buckets + copies + logits + 10**6),
+        (4 * 800, 10**8 + 10**7, buckets + copies + logits + 10**6),
+        (4 * 800, 0, buckets + copies + logits),
+        (4 * 800, 0, buckets + 4 * 100 + WORKSPACE),
+    ]
