@@ -162,3 +162,17 @@ def test_work_must_be_positive_and_finite(wrong):
         Work(wrong)
     with pytest.raises(ValueError, match="limit is"):
         Work(1.0, wrong)
+
+
+def test_work_of_searches_at_once_counts_when_they_are_joined_and_each_gets_its_part_of_what_is_left() -> None:
+    whole = Deadline.of_work(Work(8.0))
+    whole.spend(2e6)
+    parts = whole.parts(3)
+    assert [part.left_steps for part in parts] == [2_000_000] * 3
+    for part, steps in zip(parts, (1e6, 2e6, 0.5e6), strict=True):
+        part.spend(steps)
+    assert [part.left_steps for part in parts] == [1_000_000, 0, 1_500_000]
+    assert whole.left_steps == 6_000_000  # not told of it yet
+    whole.join(parts)
+    assert whole.left_steps == 2_500_000
+    assert whole.remarks() == ("work: 5.5 of 8 million steps; the same step and work give the same plan",)
