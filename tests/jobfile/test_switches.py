@@ -50,7 +50,7 @@ def step(framework: str, model: str = "mixtral-8x7b", **keys: Any) -> JobStep:
     ],
 )
 def test_what_only_megatron_has_is_refused_elsewhere(framework: str, keys: dict[str, Any], words: str) -> None:
-    with pytest.raises(JobError, match=rf"parallel\.{words}, but framework {framework} .*allowed with: megatron"):
+    with pytest.raises(JobError, match=rf"parallel\.{words}, but framework {framework} .*allowed with: .*megatron"):
         step(framework, **keys)
     assert step("megatron", **keys).rules.name == "megatron"
 

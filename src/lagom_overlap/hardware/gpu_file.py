@@ -78,6 +78,11 @@ def load_gpu(name: str) -> Gpu:
         return with_own(from_table(tables, _GpuFile, source).gpu, own, source)
     if name not in gpu_names():
         raise UnknownNameError.among("gpu", name, gpu_names())
+    return _package_gpu(name)
+
+
+@cache
+def _package_gpu(name: str) -> Gpu:
     return from_table(_package_files()[name]["gpu"], Gpu, f"gpus/{name}.toml", "gpu.")
 
 

@@ -1,17 +1,18 @@
 """A framework is one file; one that extends another and changes constants, counts and switches is another framework."""
 
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from lagom_overlap.cli import main
 from lagom_overlap.cost.operators import load_framework
 from lagom_overlap.errors import JobError, UnknownNameError
 from lagom_overlap.jobfile.spec import parse_job
 from lagom_overlap.jobfile.step import job_step
+from lagom_overlap.planners.carriers import Carrier
+from lagom_overlap.verbs.plan_carrier import carried
+from lagom_overlap.verbs.plan_problem import read_input
 from lagom_overlap.verbs.simulate import SimulateRequest, run_simulate
 from lagom_overlap.workload.step import framework_file as module
 from lagom_overlap.workload.step import framework_names, load_rules, releases, switches
@@ -101,17 +102,19 @@ def test_its_switches_titles_and_releases_are_its_own(folder: Path) -> None:
         job_step(parse_job({**raw, "parallel": {"data": 8, "framework": "ddp", "frozen": True}}, "job.toml"))
 
 
-def test_its_plan_is_carried_by_the_framework_of_its_title(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_its_plan_is_carried_by_the_framework_of_its_title(folder: Path) -> None:
+    raw = {"job": {"name": "j"}, "model": {"name": "llama-3.2-1b", "seq_len": 1024}, "cluster": {"preset": "h100_dgx"}}
+
+    def carrier() -> Carrier | None:
+        spec = parse_job({**raw, "parallel": {"data": 8, "global_batch": 8, "framework": "ours"}}, "job.toml")
+        return carried(read_input(spec), carrier=None, planner=None).carrier
+
     (folder / "ours.toml").write_text(OURS)
-    job = tmp_path / "job.toml"
-    job.write_text(
-        '[job]\nname = "j"\n[model]\nname = "llama-3.2-1b"\nseq_len = 1024\n[cluster]\npreset = "h100_dgx"\n'
-        '[parallel]\ndata = 8\nglobal_batch = 8\nframework = "ours"\n'
-    )
-    assert main(["plan", str(job), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["carrier"] == "megatron"
+    assert carrier() is Carrier.MEGATRON
+    (folder / "ours.toml").write_text(OURS.replace('title = "Megatron-LM"', 'title = "Ours"'))
+    for cached in CACHED:
+        cached.cache_clear()
+    assert carrier() is None
 
 
 @pytest.mark.parametrize(
