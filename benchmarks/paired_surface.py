@@ -11,11 +11,11 @@ from typing import Final
 
 from lagom_overlap.backends.base import Backend, BackendRequest
 from lagom_overlap.errors import JobError, RankError
-from lagom_overlap.jobfile.run_folder import Journal
 from lagom_overlap.jobfile.spec import JobSpec
 from lagom_overlap.tuners.bundle import header_line
 from lagom_overlap.tuners.journal import Entry, Step, StepKind
 from lagom_overlap.tuners.problem import Assignment, GroupProblem, Measurement, Outcome
+from lagom_overlap.verbs.measure import Journal
 from lagom_overlap.workload import OverlapGroup
 
 MAX_SURFACE: Final = 600

@@ -32,7 +32,7 @@ def test_json_is_one_object_with_a_verdict_and_a_reason_per_line(capsys) -> None
 def test_out_gets_the_page_and_the_same_object(tmp_path: Path, capsys) -> None:
     out = tmp_path / "run"
     assert run("fig5", "--out", str(out)) == 0
-    assert sorted(path.name for path in out.iterdir()) == ["report.html", "reproduce.json"]
+    assert sorted(path.name for path in out.iterdir()) == ["report.html", "reproduce.json", "run.json"]
     printed = capsys.readouterr().out
     assert "Taken from the paper (1, 2):" in printed
     assert "True where communication is the bottleneck" in " ".join(printed.split())

@@ -447,7 +447,7 @@ def test_a_disk_that_is_full_at_the_end_costs_files_and_no_verdict(monkeypatch, 
         write_private(path, content)
 
     install(monkeypatch, StubBackend(ADOPTED))
-    monkeypatch.setattr("lagom_overlap.verbs.tune.write_private", write)
+    monkeypatch.setattr("lagom_overlap.jobfile.run_folder.write_private", write)
     monkeypatch.setattr("lagom_overlap.cli.tune.read_job", lambda _: job())
     assert main(["tune", "job.toml", "--out", str(tmp_path / "run"), "--json"]) == 2
     found = json.loads(capsys.readouterr().out)
@@ -464,7 +464,7 @@ def test_a_disk_that_is_full_while_measuring_ends_no_run(monkeypatch, tmp_path, 
             raise OutputError("cannot write the measurements: No space left on device")
         append_line(path, line)
 
-    monkeypatch.setattr("lagom_overlap.jobfile.run_folder.append_line", append)
+    monkeypatch.setattr("lagom_overlap.verbs.measure.append_line", append)
     result = tuned(monkeypatch, tmp_path, StubBackend(TIMES))
     assert result.verdict is not None
     assert len(lines_of(tmp_path)) == 4

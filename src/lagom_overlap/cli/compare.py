@@ -11,8 +11,8 @@ from lagom_overlap.cli.stdout import say
 from lagom_overlap.errors import JobError
 from lagom_overlap.interrupts import exit_code, held_back
 from lagom_overlap.jobfile.build import join_launched
+from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
 from lagom_overlap.jobfile.spec import read_job
-from lagom_overlap.record import check_new_folder, create_folder, write_private
 from lagom_overlap.report.compare.terminal import compare_table
 from lagom_overlap.report.compare_page import render_comparison
 from lagom_overlap.report.compare_planners.terminal import planners_table
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
         return code
     log = Console(stderr=True)
     if arguments.out is not None:
-        check_new_folder(arguments.out)
+        RunFolder.check(arguments.out)
     request = CompareRequest(
         spec=spec,
         tuners=tuners,
@@ -49,7 +49,9 @@ def run(arguments: argparse.Namespace) -> int:
     )
     with PlainLines("compare", "starting") as lines:
         result = run_compare(request, note=log.print if is_terminal() else lines.update)
-    return _finish(arguments, result, compare_table(result.rows, result.step_s), len(tuners))
+    asked = {key: getattr(arguments, key) for key in ("backend", "bundle", "warm_start")}
+    record = RunRecord.now(RunKind.COMPARE, seed=result.seed, job=spec, request={"tuners": tuners, **asked})
+    return _finish(arguments, record, result, compare_table(result.rows, result.step_s), len(tuners))
 
 
 def _planners(arguments: argparse.Namespace) -> int:
@@ -57,7 +59,7 @@ def _planners(arguments: argparse.Namespace) -> int:
         if getattr(arguments, flag.replace("-", "_")) is not None:
             raise JobError(f"--{flag} does not go with --planners: plans are compared by prediction")
     if arguments.out is not None:
-        check_new_folder(arguments.out)
+        RunFolder.check(arguments.out)
     log = Console(stderr=True)
     planners = [name.strip() for name in arguments.planners.split(",") if name.strip()]
     check_planners(planners)
@@ -69,19 +71,31 @@ def _planners(arguments: argparse.Namespace) -> int:
             )
     finally:
         given.close()
-    return _finish(arguments, result, planners_table(result), len(planners))
+    seed = given.problem.seed if arguments.seed is None else arguments.seed
+    asked = {key: getattr(arguments, key) for key in ("cluster", "times")}
+    record = RunRecord.now(RunKind.COMPARE_PLANNERS, seed=seed, job=given.spec, request={"planners": planners, **asked})
+    return _finish(arguments, record, result, planners_table(result), len(planners))
 
 
 def _finish(
-    arguments: argparse.Namespace, result: CompareResult | ComparePlannersResult, table: RenderableType, num_asked: int
+    arguments: argparse.Namespace,
+    record: RunRecord,
+    result: CompareResult | ComparePlannersResult,
+    table: RenderableType,
+    num_asked: int,
 ) -> int:
     """Writes and prints a comparison, also one that the user ended; the exit code."""
     content = result.to_json()
     with held_back():
         if arguments.out is not None:
-            create_folder(arguments.out)
-            write_private(arguments.out / "compare.json", content.encode() + b"\n")
-            write_private(arguments.out / "report.html", render_comparison(result).encode())
+            RunFolder.create(arguments.out, result.job).write(
+                record,
+                result,
+                {
+                    "compare.json": content.encode() + b"\n",
+                    "report.html": lambda: render_comparison(result).encode(),
+                },
+            )
         if arguments.json:
             say(content)
         else:

@@ -10,8 +10,8 @@ from lagom_overlap.cli.output import show
 from lagom_overlap.cli.progress import PlainLines, is_terminal
 from lagom_overlap.cli.stdout import say
 from lagom_overlap.interrupts import exit_code, received
+from lagom_overlap.jobfile.run_folder import RunFolder
 from lagom_overlap.planners.carriers import Carrier
-from lagom_overlap.record import check_new_folder
 from lagom_overlap.report.plan.terminal import plan_summary
 from lagom_overlap.stderr import write_lines
 from lagom_overlap.verbs.plan import PlanRequest, check_request, run_plan, step_check
@@ -21,7 +21,7 @@ from lagom_overlap.verbs.plan_problem import Asked, read_input
 def run(arguments: argparse.Namespace) -> int:
     """Runs the verb and returns the exit code."""
     if arguments.out is not None:
-        check_new_folder(arguments.out)
+        RunFolder.check(arguments.out)
     log = Console(stderr=True)
     with log.status("reading the step") if is_terminal() else PlainLines("plan", "reading the step") as status:
         request = PlanRequest(

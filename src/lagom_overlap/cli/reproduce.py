@@ -16,8 +16,8 @@ from lagom_overlap.cli.progress import PlainLines, is_terminal
 from lagom_overlap.cli.stdout import say
 from lagom_overlap.errors import DataError, JobError, UnknownNameError
 from lagom_overlap.interrupts import exit_code, held_back
+from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
 from lagom_overlap.jobfile.spec import link_bytes_per_s
-from lagom_overlap.record import create_folder, write_private
 from lagom_overlap.report.fitted import Fitted
 from lagom_overlap.report.reproduce.page import headline, render_reproduction
 from lagom_overlap.report.reproduce.terminal import lines_table
@@ -48,8 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise JobError(f"--backend workers measures fig3, not {arguments.figure}; leave it out for the simulator")
     if arguments.backend != "workers" and arguments.link is not None:
         raise JobError(f"--link {arguments.link!r} has no meaning without --backend workers")
-    if arguments.out is not None:
-        create_folder(arguments.out)
+    folder = None if arguments.out is None else RunFolder.create(arguments.out, arguments.figure)
     log = Console(stderr=True)
     with PlainLines("reproduce", "starting") as lines:
         note = log.print if is_terminal() else lines.update
@@ -57,10 +56,10 @@ def run(arguments: argparse.Namespace) -> int:
             report = _on_workers(arguments, note)
         else:
             report = run_reproduce(arguments.figure, seed=arguments.seed, note=note)
-    return _finish(arguments, report)
+    return _finish(arguments, folder, report)
 
 
-def _finish(arguments: argparse.Namespace, report: ReproduceReport) -> int:
+def _finish(arguments: argparse.Namespace, folder: RunFolder | None, report: ReproduceReport) -> int:
     """Prints and writes a report, also one that the user ended; the exit code."""
     encoded = msgspec.json.encode(report)
     with held_back():
@@ -69,9 +68,16 @@ def _finish(arguments: argparse.Namespace, report: ReproduceReport) -> int:
         else:
             show(lines_table(report))
             show(f"\n{headline(report)}")
-        if arguments.out is not None:
-            write_private(arguments.out / "reproduce.json", encoded + b"\n")
-            write_private(arguments.out / "report.html", render_reproduction(report).encode())
+        if folder is not None:
+            asked = {"figure": arguments.figure, "backend": arguments.backend, "link": arguments.link}
+            folder.write(
+                RunRecord.now(RunKind.REPRODUCE, seed=report.seed, request=asked, date=report.date),
+                report,
+                {
+                    "reproduce.json": encoded + b"\n",
+                    "report.html": lambda: render_reproduction(report).encode(),
+                },
+            )
             if not arguments.json:
                 say(f"Report: {arguments.out / 'report.html'}")
     num_asked = len(CHAPTERS) if arguments.figure == ALL else 1

@@ -5,12 +5,15 @@ overlapped batches alternate, so that a drift of the clock falls on both.
 """
 
 import csv
+import io
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 from statistics import quantiles
+
+from lagom_overlap.record import write_private
 
 
 class Provenance(StrEnum):
@@ -153,11 +156,12 @@ class Surface:
         """Write `stem`.json (everything) and `stem`.csv (the rows); return both paths."""
         folder.mkdir(parents=True, exist_ok=True)
         as_json, as_csv = folder / f"{stem}.json", folder / f"{stem}.csv"
-        as_json.write_text(json.dumps(asdict(self), indent=1) + "\n")
-        with as_csv.open("w", newline="") as stream:
-            rows = csv.DictWriter(stream, [field.name for field in fields(Point)], lineterminator="\n")
-            rows.writeheader()
-            rows.writerows(asdict(point) for point in self.points)
+        write_private(as_json, f"{json.dumps(asdict(self), indent=1)}\n".encode())
+        stream = io.StringIO()
+        rows = csv.DictWriter(stream, [field.name for field in fields(Point)], lineterminator="\n")
+        rows.writeheader()
+        rows.writerows(asdict(point) for point in self.points)
+        write_private(as_csv, stream.getvalue().encode())
         return as_json, as_csv
 
     @classmethod

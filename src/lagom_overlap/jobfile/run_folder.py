@@ -1,88 +1,250 @@
-"""Where a run is written: the folder that the user names, or a fresh one below `lagom-runs/`."""
+"""The folder of a run: one writer and one reader for every verb.
+
+`run.json` is in each of them and says the same of each: what was run, when, where, with which versions and seed. Its
+keys are in docs/formats.md.
+"""
 
 import logging
 import os
 import re
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
 from itertools import count
 from pathlib import Path
-from typing import Final
+from types import MappingProxyType
+from typing import Any, Final
 
-from lagom_overlap.errors import OutputError
+import msgspec
+
+from lagom_overlap.errors import BundleError, JobError, OutputError, in_words
+from lagom_overlap.interrupts import held_back
+from lagom_overlap.jobfile.spec import JobSpec
 from lagom_overlap.record import (
-    append_line,
     check_new_folder,
     check_own_folder,
     create_folder,
+    describe_machine,
     make_folder,
+    package_versions,
+    read_regular,
     utc_now,
     write_private,
 )
-from lagom_overlap.tuners.base import Problems
-from lagom_overlap.tuners.journal import Entry, entry_to_json
+from lagom_overlap.results.base import encoded
 
 _log = logging.getLogger(__name__)
 
 RUNS_FOLDER: Final = "lagom-runs"
 """Where a run is written when no folder is named, below the current one."""
+RECORD: Final = "run.json"
+FORMAT: Final = 1
+"""Of run.json; raised when a key changes its meaning or goes, not when one is added."""
+_MAX_RECORD_BYTES: Final = 1 << 30
+"""A run.json of `tune` over hundreds of groups has some MB; what is larger than this is none."""
+
+Content = bytes | Callable[[], bytes]
+"""A file's bytes, or what makes them in their turn: run.json is safe before a page is drawn."""
 
 
-def check_folder(out: Path | None) -> None:
-    """Refuses early what `create_run_folder` would refuse later; creates nothing.
+class RunKind(StrEnum):
+    """What was run: a verb, or one of its forms with a result of its own."""
 
-    Raises:
-        OutputError: if the folder, or `lagom-runs`, could not be created.
+    ANALYZE = "analyze"
+    COMPARE = "compare"
+    COMPARE_PLANNERS = "compare_planners"
+    EMULATE = "emulate"
+    PLAN = "plan"
+    PROFILE = "profile"
+    REPRODUCE = "reproduce"
+    RUN = "run"
+    SELFTEST = "selftest"
+    SIMULATE = "simulate"
+    SIMULATE_CAPTURE = "simulate_capture"
+    TUNE = "tune"
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """run.json: what was run (`job`, and `request`: what the command line added), when, where, and what came of it.
+
+    `seed` is None where nothing is drawn. Read from a file, `job`, `request`, `from_trace` and `result` are plain JSON.
     """
-    runs = Path(RUNS_FOLDER)
-    if out is not None:
-        check_new_folder(out)
-    elif os.path.lexists(runs):
-        check_own_folder(runs)
-    else:
-        check_new_folder(runs)
+
+    format: int
+    kind: RunKind
+    date: str
+    seed: int | None
+    machine: dict[str, str]
+    versions: dict[str, str]
+    request: Any = None
+    from_trace: Any = None
+    job: Any = None
+    result: Any = None
+
+    @classmethod
+    def now(
+        cls,
+        kind: RunKind,
+        *,
+        seed: int | None,
+        job: JobSpec | None = None,
+        request: Mapping[str, object] | None = None,
+        from_trace: msgspec.Struct | None = None,
+        date: str | None = None,
+        is_anonymous: bool = False,
+    ) -> "RunRecord":
+        """The record of a run that ends now, or ended at `date`; of an anonymous one nothing of the machine."""
+        return cls(
+            format=FORMAT,
+            kind=kind,
+            date=date or utc_now(),
+            seed=seed,
+            machine={} if is_anonymous else describe_machine(),
+            versions=package_versions(),
+            request=request,
+            from_trace=from_trace,
+            job=job,
+        )
 
 
-def create_run_folder(out: Path | None, job_name: str) -> Path:
-    """The new folder; without a name, one by job and time, numbered where another run took that name.
-
-    Raises:
-        OutputError: if it cannot be created.
-    """
-    if out is not None:
-        create_folder(out)
-        return out
-    runs = Path(RUNS_FOLDER)
-    if not os.path.lexists(runs):
-        make_folder(runs)
-    check_own_folder(runs)
-    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", job_name).strip(".-")[:80] or "job"
-    stamp = utc_now().replace(":", "").replace("-", "")
-    numbers = (f"-{number}" if number > 1 else "" for number in count(1))
-    folder = next(path for number in numbers if not (path := runs / f"{safe}-{stamp}{number}").exists())
-    create_folder(folder)
-    return folder
-
-
-@dataclass(slots=True)
-class Journal:
-    """The measurements of a run, on disk as soon as they are made; `failure` says why no longer, if so."""
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """A folder that a run is written to: private to its owner, every file whole."""
 
     path: Path
-    problems: Problems
-    entries: list[Entry] = field(default_factory=list)
-    failure: str = ""
 
-    def start(self, header: str) -> None:
-        """Writes the header line."""
-        write_private(self.path, header.encode() + b"\n")
+    @staticmethod
+    def check(out: Path | None) -> None:
+        """Refuses early what `create` would refuse later; creates nothing.
 
-    def keep(self, entry: Entry) -> None:
-        """Adds an entry, in memory, and on disk as long as it takes any: hours of measuring outlive a full one."""
-        self.entries.append(entry)
-        if self.failure:
-            return
+        Raises:
+            OutputError: if the folder, or `lagom-runs`, could not be created.
+        """
+        runs = Path(RUNS_FOLDER)
+        if out is not None:
+            check_new_folder(out)
+        elif os.path.lexists(runs):
+            check_own_folder(runs)
+        else:
+            check_new_folder(runs)
+
+    @classmethod
+    def create(cls, out: Path | None, name: str) -> "RunFolder":
+        """The new folder `out`; without it one by name and time, numbered where another run took that name.
+
+        Raises:
+            OutputError: if it cannot be created.
+        """
+        if out is not None:
+            create_folder(out)
+            return cls(out)
+        runs = Path(RUNS_FOLDER)
+        if not os.path.lexists(runs):
+            make_folder(runs)
+        check_own_folder(runs)
+        safe = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-")[:80] or "job"
+        stamp = utc_now().replace(":", "").replace("-", "")
+        numbers = (f"-{number}" if number > 1 else "" for number in count(1))
+        folder = next(path for number in numbers if not (path := runs / f"{safe}-{stamp}{number}").exists())
+        create_folder(folder)
+        return cls(folder)
+
+    def write(
+        self,
+        record: RunRecord,
+        result: object = None,
+        contents: Mapping[str, Content] = MappingProxyType({}),
+        *,
+        skips_unwritable: bool = False,
+    ) -> tuple[Path, ...]:
+        """Writes run.json, then the other files in their order; those of an earlier call are replaced one by one.
+
+        The first Ctrl-C or SIGTERM waits until all are there. With `skips_unwritable` a file that cannot be written is
+        left out with a warning. Returns the paths of what was written.
+
+        Raises:
+            OutputError: if a file cannot be written.
+        """
+
+        def run_json() -> bytes:
+            return msgspec.json.format(encoded(msgspec.structs.replace(record, result=result)), indent=2) + b"\n"
+
+        written = []
+        with held_back():
+            for name, content in {RECORD: run_json, **contents}.items():
+                try:
+                    write_private(self.path / name, content if isinstance(content, bytes) else content())
+                except OutputError as error:
+                    if not skips_unwritable:
+                        raise
+                    _log.warning("%s", error)
+                else:
+                    written.append(self.path / name)
+        return tuple(written)
+
+    @classmethod
+    def read(cls, path: Path) -> "SavedRun":
+        """A folder that `write` filled.
+
+        Raises:
+            JobError: if it is no such folder.
+            BundleError: if its run.json cannot be read, is damaged or has another format.
+        """
+        if not path.is_dir():
+            raise JobError(f"{str(path)!r} {'is no run folder' if path.exists() else 'does not exist'}")
+        if not (path / RECORD).is_file():
+            raise JobError(f"{str(path)!r} is no run folder: {RECORD} is missing")
         try:
-            append_line(self.path, entry_to_json(entry, self.problems))
-        except OutputError as error:
-            self.failure = str(error)
-            _log.warning("measurements are no longer written: %s", error)
+            content = read_regular(path / RECORD, _MAX_RECORD_BYTES)
+            made_as = msgspec.json.decode(content, type=_Format).format
+            if made_as != FORMAT:
+                raise BundleError(f"run folder {str(path)!r} has format {made_as}, must have {FORMAT}")
+            record = msgspec.json.decode(content, type=RunRecord)
+        except OSError as error:
+            raise BundleError(f"run folder {str(path)!r} cannot be read: {error.strerror}") from None
+        except (UnicodeDecodeError, msgspec.MsgspecError) as error:
+            raise BundleError(f"run folder {str(path)!r} is damaged: {RECORD}: {in_words(str(error))}") from None
+        files = sorted(file.name for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
+        return SavedRun(path=path, record=record, files=tuple(files))
+
+
+class _Format(msgspec.Struct, frozen=True):
+    """What is looked at first: other keys may have another meaning in another format."""
+
+    format: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedRun:
+    """A run folder as it was read: its record, and the names of the files that are in it."""
+
+    path: Path
+    record: RunRecord
+    files: tuple[str, ...]
+
+    @property
+    def kind(self) -> RunKind:
+        """What was run."""
+        return self.record.kind
+
+    def spec(self) -> JobSpec:
+        """The job that was run, checked as a job file is.
+
+        Raises:
+            BundleError: if the run had no job file, or it is damaged.
+        """
+        try:
+            return msgspec.convert(self.record.job, JobSpec)
+        except msgspec.ValidationError as error:
+            raise BundleError(f"run folder {str(self.path)!r} holds no job: {in_words(str(error))}") from None
+
+
+def list_runs(runs: Path) -> tuple[SavedRun, ...]:
+    """Every run below a folder such as `lagom-runs`, the latest first; what is no run folder is passed over."""
+    found = []
+    for path in runs.iterdir() if runs.is_dir() else ():
+        try:
+            found.append(RunFolder.read(path))
+        except (JobError, BundleError):  # a run that has not ended, or something else
+            continue
+    return tuple(sorted(found, key=lambda run: (run.record.date, run.path.name), reverse=True))

@@ -103,7 +103,7 @@ def run_analyze(request: AnalyzeRequest, observe: Callable[[ReadProgress], None]
     if request.out is not None:
         from lagom_overlap.verbs.analyze_folder import write_analysis  # noqa: PLC0415 - plotly takes longer than reading
 
-        write_analysis(request.out, _record(request), result)
+        write_analysis(request.out, _record(request), result, seed=request.seed)
     return result
 
 

@@ -3,15 +3,12 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
-
 from lagom_overlap.analysis.findings import Findings
 from lagom_overlap.analysis.groups import TraceGroup
 from lagom_overlap.analysis.tracks import MAX_SPANS, GroupSpan, rank_timeline
-from lagom_overlap.record import create_folder, describe_machine, package_versions, write_private
+from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
 from lagom_overlap.report.analyze.page import render_analysis
 from lagom_overlap.results.analyze import AnalyzeResult
-from lagom_overlap.results.base import encoded
 from lagom_overlap.timeline import Timeline
 from lagom_overlap.trace.chrome_writer import chrome_trace
 
@@ -43,22 +40,21 @@ def write_analysis(
     folder: Path,
     request: Mapping[str, object],
     result: AnalyzeResult,
+    *,
+    seed: int,
 ) -> None:
     """Writes the folder; of an anonymous request nothing of the machine.
 
     Raises:
         OutputError: if the folder cannot be made or written.
     """
-    create_folder(folder)
-    record = {
-        "request": request,
-        "result": result,
-        "machine": {} if request["anonymise"] else describe_machine(),
-        "versions": package_versions(),
-    }
-    write_private(folder / "run.json", msgspec.json.format(encoded(record), indent=2) + b"\n")
-    write_private(folder / "report.html", render_analysis(result).encode())
-    write_private(
-        folder / "timeline.json",
-        chrome_trace(timelines_of(result.analysis.findings, _group_spans(result.analysis.groups))),
+    is_anonymous = bool(request["anonymise"])
+    spans = _group_spans(result.analysis.groups)
+    RunFolder.create(folder, RunKind.ANALYZE).write(
+        RunRecord.now(RunKind.ANALYZE, seed=seed, request=request, date=result.date, is_anonymous=is_anonymous),
+        result,
+        {
+            "report.html": lambda: render_analysis(result).encode(),
+            "timeline.json": lambda: chrome_trace(timelines_of(result.analysis.findings, spans)),
+        },
     )

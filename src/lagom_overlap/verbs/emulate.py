@@ -8,8 +8,6 @@ from statistics import median
 from time import monotonic
 from typing import Final
 
-import msgspec
-
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.cost.nccl.tables import write_tables
 from lagom_overlap.emulation.coordinator import Coordinator
@@ -29,11 +27,9 @@ from lagom_overlap.emulation.server import EmulationServer
 from lagom_overlap.emulation.settings import EmulationSettings, PythonClock
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import Cluster
-from lagom_overlap.jobfile.run_folder import check_folder, create_run_folder
+from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
 from lagom_overlap.jobfile.spec import ClusterTable, EmulateTable, JobSpec
 from lagom_overlap.jobfile.step import stated_cluster, step_operators
-from lagom_overlap.record import describe_machine, package_versions, utc_now, write_private
-from lagom_overlap.results.base import encoded
 from lagom_overlap.results.emulate import EmulateResult, PricedShare
 from lagom_overlap.stderr import write_lines
 from lagom_overlap.timeline import Timeline
@@ -110,7 +106,7 @@ def run_emulate(request: EmulateRequest, environment: Mapping[str, str]) -> Emul
     cluster, model = _model(request, environment)
     num_hosts, gpus_per_host = cluster.num_nodes, _gpus_per_host(request, cluster)
     _check_hosts(cluster, is_symmetric=request.is_symmetric)
-    check_folder(request.out)
+    RunFolder.check(request.out)
     settings = settings_of(EmulateTable() if request.spec is None else request.spec.emulate or EmulateTable())
     if request.is_symmetric and num_hosts < 2:
         raise JobError("--symmetric needs several hosts: give --nodes N, or --ranks N beyond those of a host")
@@ -364,13 +360,15 @@ def _few(counts: Mapping[str, int]) -> str:
 def _write(request: EmulateRequest, result: EmulateResult) -> None:
     if request.out is None:
         return
-    folder = create_run_folder(request.out, "emulate")
-    record = {
-        "job": request.spec,
-        "result": result,
-        "machine": describe_machine(),
-        "versions": package_versions(),
-        "date": utc_now(),
+    asked = {
+        "command": request.command,
+        "cluster": request.cluster,
+        "num_ranks": request.num_ranks,
+        "num_hosts": request.num_hosts,
+        "symmetric": request.is_symmetric,
     }
-    write_private(folder / "run.json", msgspec.json.format(encoded(record), indent=2) + b"\n")
-    write_private(folder / "timeline.json", chrome_trace({Path(result.command[0]).name: result.timeline}))
+    RunFolder.create(request.out, RunKind.EMULATE).write(
+        RunRecord.now(RunKind.EMULATE, seed=None, job=request.spec, request=asked),
+        result,
+        {"timeline.json": lambda: chrome_trace({Path(result.command[0]).name: result.timeline})},
+    )

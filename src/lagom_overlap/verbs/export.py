@@ -20,14 +20,16 @@ from lagom_overlap.export.megatron_yaml import check_groups, megatron_yaml
 from lagom_overlap.export.nvidia_csv import nvidia_csv
 from lagom_overlap.export.plugin_table import plugin_table
 from lagom_overlap.hardware import Cluster
+from lagom_overlap.interrupts import held_back
 from lagom_overlap.jobfile.build import cluster_of, iteration_of
 from lagom_overlap.jobfile.online_settings import is_online_settings, read_online_deployment
+from lagom_overlap.jobfile.run_folder import RunFolder
 from lagom_overlap.jobfile.spec import JobSpec
 from lagom_overlap.nccl_plugin.capability import BoxMaps
 from lagom_overlap.nccl_plugin.loaded import installed_nccl
 from lagom_overlap.nccl_plugin.size_ranges import CallSite
 from lagom_overlap.nccl_plugin.table_writer import ProcessCommunicator
-from lagom_overlap.record import make_folder, open_regular, read_regular, write_private
+from lagom_overlap.record import make_folder, read_regular, write_private
 from lagom_overlap.results.export import ExportedFile, ExportResult
 from lagom_overlap.toml_tables import parse_toml
 from lagom_overlap.tuners.problem import GroupProblem
@@ -101,8 +103,10 @@ def run_export(request: ExportRequest) -> ExportResult:
     if not out.is_dir():
         make_folder(out)
     files = []
+    with held_back():
+        for _, exported in exports:
+            write_private(out / exported.name, exported.content)
     for wanted, exported in exports:
-        write_private(out / exported.name, exported.content)
         notes = [*exported.not_carried, *((*found.notes, *refused) if wanted is not Format.PERFETTO else ())]
         launch = deployment.launch
         if not launch.is_untouched and wanted not in (Format.ENV, Format.PERFETTO):
@@ -160,9 +164,7 @@ def read_deployment(run: Path) -> ExportSource:
         raise JobError(f"{str(run)!r} {lacks}")
     if not is_own_run(run):
         raise JobError(f"{str(run)!r} is no run folder of lagom tune: run.json or measurements.jsonl is missing")
-    with open_regular(run / "run.json") as file:
-        is_predicted = b'"from_trace"' in file.read(4096)
-    if is_predicted:
+    if RunFolder.read(run).record.from_trace is not None:
         raise JobError(f"{str(run)!r} was predicted from traces, which do not tell call sites apart: nothing to export")
     own = read_own_run(run)
     foreign = next((name for name in (own.spec.job.backend, own.recorded_on) if name in _NOT_NCCL), None)

@@ -1,16 +1,21 @@
-"""The loop that pulls a study through a backend: the one place where search meets the clock."""
+"""The loop that pulls a study through a backend: the one place where search meets the clock. Its journal on disk."""
 
+import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from lagom_overlap.backends.base import Backend
-from lagom_overlap.errors import BackendError
+from lagom_overlap.errors import BackendError, OutputError
 from lagom_overlap.interrupts import received
+from lagom_overlap.record import append_line, write_private
 from lagom_overlap.tuners.base import Problems
-from lagom_overlap.tuners.journal import Entry, StepKind
+from lagom_overlap.tuners.journal import Entry, StepKind, entry_to_json
 from lagom_overlap.tuners.problem import Measurement, Outcome
 from lagom_overlap.tuners.study import Study
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +34,31 @@ Observer = Callable[[RunProgress], None]
 
 def ignore(_progress: RunProgress) -> None:
     """The observer that shows nothing."""
+
+
+@dataclass(slots=True)
+class Journal:
+    """The measurements of a run, on disk as soon as they are made; `failure` says why no longer, if so."""
+
+    path: Path
+    problems: Problems
+    entries: list[Entry] = field(default_factory=list)
+    failure: str = ""
+
+    def start(self, header: str) -> None:
+        """Writes the header line."""
+        write_private(self.path, header.encode() + b"\n")
+
+    def keep(self, entry: Entry) -> None:
+        """Adds an entry, in memory, and on disk as long as it takes any: hours of measuring outlive a full one."""
+        self.entries.append(entry)
+        if self.failure:
+            return
+        try:
+            append_line(self.path, entry_to_json(entry, self.problems))
+        except OutputError as error:
+            self.failure = str(error)
+            _log.warning("measurements are no longer written: %s", error)
 
 
 @dataclass(slots=True)

@@ -22,6 +22,7 @@ from lagom_overlap.cost.overlap_preset import FILE_NAME, read_constants
 from lagom_overlap.errors import BundleError, JobError
 from lagom_overlap.jobfile.build import groups_of, limits_of
 from lagom_overlap.jobfile.ground import Ground
+from lagom_overlap.jobfile.run_folder import RECORD, RunFolder, RunKind
 from lagom_overlap.jobfile.spec import JobSpec
 from lagom_overlap.record import read_regular
 from lagom_overlap.results.tune import PREDICTED
@@ -47,12 +48,6 @@ class OwnTraceRecord(msgspec.Struct, frozen=True, kw_only=True):
     default_s: dict[str, float]
     comp_alone_s: dict[str, float]
     scale: float
-
-
-class _Record(msgspec.Struct, frozen=True):
-    """The part of run.json that is needed."""
-
-    job: JobSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,20 +81,23 @@ class OwnRun:
 
 def is_own_run(path: Path) -> bool:
     """Whether a folder is a run of `lagom tune`."""
-    return (path / "run.json").is_file() and (path / "measurements.jsonl").is_file()
+    return (path / RECORD).is_file() and (path / "measurements.jsonl").is_file()
 
 
 def read_own_run(folder: Path) -> OwnRun:
     """A run folder.
 
     Raises:
+        JobError: if it is another verb's.
         BundleError: if a file of it cannot be read or is damaged.
     """
-    path = folder / "measurements.jsonl"
+    run, path = RunFolder.read(folder), folder / "measurements.jsonl"
+    if run.kind is not RunKind.TUNE:
+        raise JobError(f"{str(folder)!r} is a run of lagom {run.kind}, must be one of lagom tune")
+    spec = run.spec()
     try:
-        spec = msgspec.json.decode(read_regular(folder / "run.json", _MAX_BYTES), type=_Record).job
         lines = read_regular(path, _MAX_BYTES).decode().splitlines()
-    except (OSError, UnicodeDecodeError, msgspec.MsgspecError) as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise BundleError(f"run folder {str(folder)!r} cannot be read: {error}") from None
     header = parse_header(lines[0] if lines else "", f"bundle {str(path)!r}")
     problems = []

@@ -6,12 +6,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from lagom_overlap.errors import BackendError, JobError
-from lagom_overlap.interrupts import held_back
 from lagom_overlap.jobfile.memory import beyond_note
 from lagom_overlap.jobfile.registry import check_planner_name, make_planner
+from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
 from lagom_overlap.planners.base import Plan
 from lagom_overlap.planners.carriers import SETTINGS_PLANNERS, Carrier
 from lagom_overlap.planners.deadline import Work, ended_by_ctrl_c
@@ -20,15 +18,8 @@ from lagom_overlap.planners.megatron.flags import MegatronFlags
 from lagom_overlap.planners.megatron.planner import Megatron
 from lagom_overlap.planners.memory import refuse_beyond
 from lagom_overlap.planners.simulated import NO_CONFIGS, SimulatedStep, Simulation, simulated
-from lagom_overlap.record import (
-    create_folder,
-    describe_machine,
-    package_versions,
-    utc_now,
-    write_private,
-)
+from lagom_overlap.record import package_versions
 from lagom_overlap.report.plan.page import render_plan
-from lagom_overlap.results.base import encoded
 from lagom_overlap.results.plan import (
     BeforeAfter,
     Fsdp2Effects,
@@ -231,13 +222,13 @@ def run_plan(given: PlanInput, request: PlanRequest) -> PlanResult:
     if request.execute and is_unchanged:
         notes = (*result.notes, "Nothing was run: FSDP2's own settings stay.")
         result = replace(result, notes=notes, planned=result.step)
-    if request.out is not None:
-        create_folder(request.out)
-        _write(request.out, given, result)
+    folder = None if request.out is None else RunFolder.create(request.out, given.name)
+    if folder is not None:
+        _write(folder, given, request, result)
     if not is_unchanged and request.execute and not found.interrupted:
         result = executed(given, found.plan, result)
-        if request.out is not None:
-            _write(request.out, given, result)
+        if folder is not None:
+            _write(folder, given, request, result)
     return result
 
 
@@ -384,31 +375,35 @@ def _advice(plan: Plan, megatron: MegatronEffects | None) -> dict[str, tuple[str
     return {}
 
 
-def _write(folder: Path, given: PlanInput, result: PlanResult) -> None:
-    """All files, each whole; Ctrl-C waits until they are of one run."""
-    record = {"result": result, "machine": describe_machine(), "versions": package_versions(), "date": utc_now()}
+def _write(folder: RunFolder, given: PlanInput, request: PlanRequest, result: PlanResult) -> None:
     step = result.step
-    text = plan_toml(
-        given.name,
-        step.plan,
-        given.problem.iteration,
-        given.num_ranks,
-        carrier=result.carrier,
-        times=_times_in_words(given),
-    )
     shown = {f"{name}, predicted": line for name, line in step.timelines.items()}
     shown |= {f"{name}, measured": line for name, line in step.measured.items()}
-    contents = (
-        msgspec.json.format(encoded(record), indent=2) + b"\n",
-        text,
-        render_plan(result).encode(),
-        chrome_trace(shown),
+
+    asked = {
+        "planner": request.planner,
+        "carrier": request.carrier,
+        "work": request.work,
+        "apply": request.apply,
+        "execute": request.execute,
+    }
+    folder.write(
+        RunRecord.now(RunKind.PLAN, seed=given.problem.seed, job=given.spec, request=asked),
+        result,
+        {
+            "plan.toml": plan_toml(
+                given.name,
+                step.plan,
+                given.problem.iteration,
+                given.num_ranks,
+                carrier=result.carrier,
+                times=_times_in_words(given),
+            ),
+            "report.html": lambda: render_plan(result).encode(),
+            "timeline.json": lambda: chrome_trace(shown),
+            **megatron_files(given.problem, step.plan.settings, result.megatron),
+        },
     )
-    with held_back():
-        for name, content in zip(_FILES, contents, strict=True):
-            write_private(folder / name, content)
-        for name, text in megatron_files(given.problem, step.plan.settings, result.megatron).items():
-            write_private(folder / name, text)
 
 
 def _times_in_words(given: PlanInput) -> str:

@@ -74,7 +74,7 @@ class PlanInput:
     processes. `pipeline` is what several stages mean for their transfers. `sequence` makes the job's step with sequence
     parallelism, where it has tensor parallelism without it; `has_sequence`: it has it. `ranks` run the program, if the
     job has one and names a backend that runs it; close it. `torchs_order` is the order that PyTorch's own overlap
-    scheduler would issue, of a program's graph.
+    scheduler would issue, of a program's graph. `spec` is the job; a capture alone has none.
     """
 
     name: str
@@ -95,6 +95,7 @@ class PlanInput:
     has_sequence: bool = False
     ranks: ProgramRanks | None = None
     torchs_order: Callable[[], Reorder] | None = field(default=None, repr=False)
+    spec: JobSpec | None = None
 
     def close(self) -> None:
         """Ends the ranks, if there are any."""
@@ -403,6 +404,7 @@ def _input(
         is_program=spec.program is not None,
         is_on_cores=spec.program is not None and spec.job.backend == "gloo",
         ranks=ranks,
+        spec=spec,
     )
 
 

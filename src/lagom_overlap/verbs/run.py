@@ -36,7 +36,7 @@ from lagom_overlap.export.saved import read_saved
 from lagom_overlap.jobfile.conflicts import conflicts
 from lagom_overlap.jobfile.nccl_conf import with_conf_files
 from lagom_overlap.jobfile.online_settings import is_online_settings, read_online_deployment
-from lagom_overlap.jobfile.run_folder import RUNS_FOLDER, check_folder, create_run_folder
+from lagom_overlap.jobfile.run_folder import RECORD, RUNS_FOLDER, RunFolder, RunKind, RunRecord
 from lagom_overlap.nccl_plugin.library import installed_library
 from lagom_overlap.nccl_plugin.table_reader import MAX_TABLE_BYTES, decode_table, read_table
 from lagom_overlap.nccl_plugin.table_writer import write_table
@@ -120,9 +120,9 @@ def prepare(request: LaunchRequest, environment: Mapping[str, str]) -> PreparedL
         _check_online_settings(request.config)
     shared = _shared_folder(request, environment)
     if shared is None:
-        check_folder(request.out)
+        RunFolder.check(request.out)
     library, missing = _library()
-    folder = (shared or create_run_folder(request.out, request.mode)).resolve()
+    folder = (shared or RunFolder.create(request.out, request.mode).path).resolve()
     prepared, seen = dict(environment), with_conf_files(environment)
     warnings = [f"{conflict.variable}={conflict.value}: {conflict.why}" for conflict in conflicts(seen)]
     warnings += [f"--config: {note}" for note in fixed.notes] if fixed is not None else []
@@ -155,9 +155,17 @@ def prepare(request: LaunchRequest, environment: Mapping[str, str]) -> PreparedL
         prepared.setdefault("KINETO_LOG_LEVEL", QUIET_KINETO)
     if request.config is not None:
         prepared[CONFIG_VARIABLE] = str(request.config.resolve())
+    _write_record(request, folder)
     return PreparedLaunch(
         program=program, command=request.command, environment=prepared, folder=folder, warnings=tuple(warnings)
     )
+
+
+def _write_record(request: LaunchRequest, folder: Path) -> None:
+    """Says what is run; of several tasks that share the folder, once."""
+    if not (folder / RECORD).exists():
+        asked = {"command": request.command, "mode": request.mode, "config": request.config}
+        RunFolder(folder).write(RunRecord.now(RunKind.RUN, seed=None, request=asked))
 
 
 def replace_process(launch: PreparedLaunch) -> None:

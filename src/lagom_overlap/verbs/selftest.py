@@ -24,7 +24,7 @@ from lagom_overlap.engines.nccl.cases import USUAL, calls, configs
 from lagom_overlap.errors import BackendError, MissingDependencyError
 from lagom_overlap.interrupts import held_back
 from lagom_overlap.jobfile.conflicts import conflicts
-from lagom_overlap.jobfile.run_folder import create_run_folder
+from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
 from lagom_overlap.nccl_plugin.box import Box, this_box
 from lagom_overlap.nccl_plugin.capability import (
     MAX_RANKS_PER_GPU,
@@ -40,7 +40,6 @@ from lagom_overlap.nccl_plugin.capability import (
 )
 from lagom_overlap.nccl_plugin.record_log import Flag
 from lagom_overlap.nccl_plugin.space import CHANNELS
-from lagom_overlap.record import write_private
 from lagom_overlap.results.selftest import Overhead, SelfTestResult, Swaps
 from lagom_overlap.units import format_bytes
 
@@ -116,8 +115,8 @@ def run_selftest(
         open_benches = _cuda_benches
         _require_torch()
     opened = open_benches(request)  # refuses before there is a folder
-    folder = create_run_folder(request.out, "selftest-nccl")
-    benches = opened(folder)
+    folder = RunFolder.create(request.out, "selftest-nccl")
+    benches = opened(folder.path)
     found, facts, opened_at = _Found(), benches.collectives.facts, clock()
     num_planned = sum(1 for _ in calls(facts.num_gpus * facts.ranks_per_gpu))
     try:
@@ -151,7 +150,9 @@ def run_selftest(
         keeps_out = "those variables limit what NCCL offers" if in_the_way else ""
         if environment.get("LAGOM_EMULATION_SOCKET"):
             keeps_out = "these GPUs are emulated, what they compute cannot be judged"
-        return _written(result, folder, box(), map_folder(environment), keeps_out)
+        asked = {"gpus": request.num_gpus, "ranks_per_gpu": request.ranks_per_gpu, "minutes": request.minutes}
+        record = RunRecord.now(RunKind.SELFTEST, seed=None, request=asked)
+        return _written(result, record, folder, box(), cache=map_folder(environment), keeps_out=keeps_out)
 
 
 def _measure(found: _Found, benches: Benches, budget: _Budget, note: Callable[[str], object]) -> None:
@@ -228,19 +229,20 @@ def _overhead(bench: TrafficBench) -> Overhead:
     )
 
 
-def _written(result: SelfTestResult, folder: Path, box: Box | None, cache: Path, keeps_out: str) -> SelfTestResult:
+def _written(
+    result: SelfTestResult, record: RunRecord, folder: RunFolder, box: Box | None, *, cache: Path, keeps_out: str
+) -> SelfTestResult:
     """The files of a result, and the result with their paths; `keeps_out` says why its map must not be found again."""
-    files = [folder / "settings.csv"]
-    write_private(files[0], _csv(result).encode())
+    files = [folder.path / "settings.csv"]
     if result.contention:
-        files += _surface(result).write(folder, "contention")
+        files += _surface(result).write(folder.path, "contention")
     notes, saved = list(result.notes), None
     is_right = {row.kind for row in result.rows if row.outcome is not Outcome.WRONG}
     if box is None:
         notes.append("NVML does not say how this box is wired: there is nothing to keep a capability map by")
     elif result.rows:
         found = capability_map(result, box)
-        files.append(write_map(found, folder))
+        files.append(write_map(found, folder.path))
         if not is_right:
             notes.append("the map is in the folder only: every result is wrong, NCCL's own choice too")
         elif keeps_out:
@@ -249,8 +251,10 @@ def _written(result: SelfTestResult, folder: Path, box: Box | None, cache: Path,
             notes.append("the map is in the folder only: the one of a former run is kept, this one was interrupted")
         else:
             saved = write_map(found, cache)
-    final = replace(result, notes=tuple(notes), map_path=saved, files=(folder / "selftest.json", *files))
-    write_private(final.files[0], final.to_json().encode() + b"\n")
+    final = replace(result, notes=tuple(notes), map_path=saved, files=(folder.path / "selftest.json", *files))
+    folder.write(
+        record, final, {files[0].name: _csv(result).encode(), "selftest.json": final.to_json().encode() + b"\n"}
+    )
     return final
 
 

@@ -5,14 +5,11 @@ from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 
-import msgspec
-
 from lagom_overlap.errors import JobError
 from lagom_overlap.jobfile.memory import accuracy_note, check_memory, frees_nothing
+from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
 from lagom_overlap.jobfile.spec import JobSpec
 from lagom_overlap.jobfile.step import JobStep, job_step, nodes_notes, release_notes
-from lagom_overlap.record import create_folder, describe_machine, package_versions, utc_now, write_private
-from lagom_overlap.results.base import encoded
 from lagom_overlap.results.simulate import SimulatedCarveOut, SimulatedStage, SimulateResult
 from lagom_overlap.sim.training import TrainingTimes, training_timeline
 from lagom_overlap.sim.what_if import WhatIf
@@ -181,14 +178,11 @@ def _result(request: SimulateRequest, ran: _Ran, notes: list[str]) -> SimulateRe
 def _write(request: SimulateRequest, folder: Path, result: SimulateResult) -> None:
     from lagom_overlap.report.simulate.page import render_simulation  # noqa: PLC0415 - plotly takes longer than simulating
 
-    create_folder(folder)
-    record = {
-        "job": request.spec,
-        "result": result,
-        "machine": describe_machine(),
-        "versions": package_versions(),
-        "date": utc_now(),
-    }
-    write_private(folder / "run.json", msgspec.json.format(encoded(record), indent=2) + b"\n")
-    write_private(folder / "report.html", render_simulation(result).encode())
-    write_private(folder / "timeline.json", chrome_trace({result.job: result.timeline}))
+    RunFolder.create(folder, result.job).write(
+        RunRecord.now(RunKind.SIMULATE, seed=None, job=request.spec),
+        result,
+        {
+            "report.html": lambda: render_simulation(result).encode(),
+            "timeline.json": lambda: chrome_trace({result.job: result.timeline}),
+        },
+    )

@@ -2,18 +2,15 @@
 
 from pathlib import Path
 
-import msgspec
-
 from lagom_overlap.cost.profile import load_profile
 from lagom_overlap.errors import JobError
 from lagom_overlap.jobfile.build import contention_model_of
 from lagom_overlap.jobfile.memory import beyond_note
+from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
 from lagom_overlap.jobfile.spec import JobSpec
 from lagom_overlap.jobfile.step import capture_of, filled_cluster, nodes_notes
 from lagom_overlap.planners.memory import peak_of_spans
 from lagom_overlap.planners.simulated import stands_still_s
-from lagom_overlap.record import create_folder, describe_machine, package_versions, utc_now, write_private
-from lagom_overlap.results.base import encoded
 from lagom_overlap.results.simulate import SimulateCaptureResult
 from lagom_overlap.sim.iteration import simulate_iteration
 from lagom_overlap.timeline.metrics import overlap_metrics
@@ -74,14 +71,11 @@ def simulate_capture(spec: JobSpec, out: Path | None) -> SimulateCaptureResult:
 def _write(folder: Path, spec: JobSpec, result: SimulateCaptureResult) -> None:
     from lagom_overlap.report.simulate_capture.page import render_captured  # noqa: PLC0415 - jinja2, for a page alone
 
-    create_folder(folder)
-    record = {
-        "job": spec,
-        "result": result,
-        "machine": describe_machine(),
-        "versions": package_versions(),
-        "date": utc_now(),
-    }
-    write_private(folder / "run.json", msgspec.json.format(encoded(record), indent=2) + b"\n")
-    write_private(folder / "report.html", render_captured(result).encode())
-    write_private(folder / "timeline.json", chrome_trace({result.job: result.timeline}))
+    RunFolder.create(folder, result.job).write(
+        RunRecord.now(RunKind.SIMULATE_CAPTURE, seed=None, job=spec),
+        result,
+        {
+            "report.html": lambda: render_captured(result).encode(),
+            "timeline.json": lambda: chrome_trace({result.job: result.timeline}),
+        },
+    )

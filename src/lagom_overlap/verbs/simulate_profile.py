@@ -26,8 +26,8 @@ from lagom_overlap.cost.operators.machine_fit import (
 from lagom_overlap.errors import JobError, MissingDependencyError
 from lagom_overlap.hardware import Cluster, Gpu, Link, LinkKind
 from lagom_overlap.jobfile.build import groups_of
+from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
 from lagom_overlap.jobfile.spec import JobSpec
-from lagom_overlap.record import create_folder, describe_machine, package_versions, utc_now, write_private
 from lagom_overlap.results.base import encoded
 from lagom_overlap.results.profile import MeasuredOperator, ProfileResult
 from lagom_overlap.units import format_bytes
@@ -54,7 +54,7 @@ def run_profile(spec: JobSpec, out: Path, *, repeats: int = REPEATS) -> ProfileR
         raise MissingDependencyError(
             f"--profile needs the package {error.name!r}: pip install 'lagom-overlap[torch]'"
         ) from None
-    create_folder(out)
+    folder = RunFolder.create(out, spec.job.name)
     rows = [(whole, pieces, part) for whole in works for pieces in PIECES if (part := chunk_of(whole, pieces))]
     measured = probe_operators([part for _, _, part in rows], repeats=repeats, seed=spec.tune.seed)
     operators = [
@@ -64,11 +64,12 @@ def run_profile(spec: JobSpec, out: Path, *, repeats: int = REPEATS) -> ProfileR
     fit = fit_machine("this machine", operators)
     errors = held_out("this machine", operators)
     known = [abs(error) for error in errors if error is not None]
+    record = RunRecord.now(RunKind.PROFILE, seed=spec.tune.seed, job=spec, request={"repeats": repeats})
     result = ProfileResult(
         job=spec.job.name,
-        machine=describe_machine(),
-        versions=package_versions(),
-        date=utc_now(),
+        machine=record.machine,
+        versions=record.versions,
+        date=record.date,
         repeats=repeats,
         operators=tuple(
             MeasuredOperator(
@@ -88,8 +89,14 @@ def run_profile(spec: JobSpec, out: Path, *, repeats: int = REPEATS) -> ProfileR
         num_not_held_out=sum(error is None for error in errors),
         files=(out / FILE_NAME, out / "profile.json"),
     )
-    write_private(out / FILE_NAME, _cluster_file(fit, result))
-    write_private(out / "profile.json", msgspec.json.format(encoded(result), indent=2) + b"\n")
+    folder.write(
+        record,
+        result,
+        {
+            FILE_NAME: lambda: _cluster_file(fit, result),
+            "profile.json": lambda: msgspec.json.format(encoded(result), indent=2) + b"\n",
+        },
+    )
     return result
 
 

@@ -1,27 +1,21 @@
 """`lagom tune`: a job file becomes groups, a study is driven through a backend, the verdict is written down."""
 
-import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from lagom_overlap.backends.base import Backend
-from lagom_overlap.errors import OutputError
 from lagom_overlap.export.configs import configs_toml
 from lagom_overlap.interrupts import held_back
 from lagom_overlap.jobfile.build import groups_of, open_backend, request_of
 from lagom_overlap.jobfile.describe import ONE_SIDED, OUT_OF_BUDGET, arm_words, notes_of
 from lagom_overlap.jobfile.ground import Ground
-from lagom_overlap.jobfile.run_folder import Journal, check_folder, create_run_folder
+from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
 from lagom_overlap.jobfile.spec import JobSpec
 from lagom_overlap.jobfile.whole_step import WholeStep, check_fits
-from lagom_overlap.record import describe_machine, package_versions, utc_now, write_private
 from lagom_overlap.report.tune.page import render_tuning
-from lagom_overlap.results.base import encoded
 from lagom_overlap.results.tune import Search, TuneResult
 from lagom_overlap.trace.chrome_writer import chrome_trace
 from lagom_overlap.tuners.bundle import header_line
@@ -34,13 +28,11 @@ from lagom_overlap.tuners.registry import (
 )
 from lagom_overlap.tuners.study import Study
 from lagom_overlap.tuners.verdict import DEFAULT_ARM, TUNED_ARM
-from lagom_overlap.verbs.measure import Observer, Run, ignore
+from lagom_overlap.verbs.measure import Journal, Observer, Run, ignore
 from lagom_overlap.verbs.warm_start import check_source, warm_start_of
 
-_log = logging.getLogger(__name__)
-
 RUN_FILES: Final = ("configs.toml", "run.json", "report.html", "timeline.json")
-"""What is written at the end, in this order: what others read first, what is for the eye last."""
+"""What is written at the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +98,7 @@ def run_tune(request: TuneRequest, observe: Observer = ignore) -> TuneResult:
     if request.warm_source is not None:
         check_takes_warm_start(request.tuner_name)
         check_source(request.warm_source)
-    check_folder(request.out)
+    RunFolder.check(request.out)
     started = time.monotonic()
     backend = request.ground.backend if request.ground else open_backend(spec, request.backend_name, backend_request)
     try:
@@ -118,8 +110,8 @@ def run_tune(request: TuneRequest, observe: Observer = ignore) -> TuneResult:
         )
         max_measurements = search_measurements(spec.tune.budget.measurements, request.tuner_name)
         study = Study(problems, tuner, seed=seed, num_pairs=spec.tune.pairs, max_measurements=max_measurements)
-        folder = create_run_folder(request.out, spec.job.name)
-        journal = Journal(folder / "measurements.jsonl", problems)
+        folder = RunFolder.create(request.out, spec.job.name)
+        journal = Journal(folder.path / "measurements.jsonl", problems)
         journal.start(
             header_line(
                 backend_request.job_fingerprint,
@@ -165,7 +157,7 @@ def _notes(request: TuneRequest, run: Run) -> tuple[str, ...]:
 
 def _write(
     request: TuneRequest,
-    folder: Path,
+    folder: RunFolder,
     run: Run,
     journal: Journal,
     *,
@@ -174,6 +166,12 @@ def _write(
     begun: tuple[str, ...],
 ) -> TuneResult:
     spec, study, problems = request.spec, run.study, journal.problems
+    record = RunRecord.now(
+        RunKind.TUNE,
+        seed=request.effective_seed,
+        job=spec,
+        from_trace=request.ground.record if request.ground else None,
+    )
     result = TuneResult(
         job=spec.job.name,
         backend=request.backend_name,
@@ -183,9 +181,9 @@ def _write(
         guarded=spec.tune.guard,
         seed=request.effective_seed,
         verdict=study.verdict,
-        machine=describe_machine(),
-        versions=package_versions(),
-        date=utc_now(),
+        machine=record.machine,
+        versions=record.versions,
+        date=record.date,
         duration_s=duration_s,
         repeats=spec.tune.repeats,
         step_s=step.untouched_s if step else None,
@@ -193,30 +191,18 @@ def _write(
         group_steps_s=step.alone(problems, study.recommended) if step else {},
         notes=(*_notes(request, run), *begun, *(step.notes if step else ())),
         interrupted=run.interrupted,
-        files=tuple(folder / name for name in (*RUN_FILES, journal.path.name)),
+        files=tuple(folder.path / name for name in (*RUN_FILES, journal.path.name)),
         measured=Search(problems=problems, entries=tuple(journal.entries), recommended=study.recommended),
     )
     adopted = study.verdict is not None and study.verdict.adopted
     stages = {f"before: {name}": line for name, line in result.search.timelines_under(DEFAULT_ARM).items()}
     stages |= {f"after: {name}": line for name, line in result.search.timelines_under(TUNED_ARM).items()}
-    contents: tuple[Callable[[], bytes], ...] = (
-        lambda: configs_toml(problems, study.recommended, adopted=adopted).encode(),
-        lambda: _record(request, result),
-        lambda: render_tuning(result).encode(),
-        lambda: chrome_trace(stages),
-    )
-    written = [journal.path] if not journal.failure else []
-    for name, content in zip(RUN_FILES, contents, strict=True):
-        try:
-            write_private(folder / name, content())
-        except OutputError as error:  # the result is worth more than its files
-            _log.warning("%s", error)
-        else:
-            written.append(folder / name)
-    return replace(result, files=tuple(path for path in result.files if path in written), measured=result.search)
-
-
-def _record(request: TuneRequest, result: TuneResult) -> bytes:
-    record: dict[str, object] = {"from_trace": request.ground.record} if request.ground else {}
-    record |= {"job": request.spec, "result": result}
-    return msgspec.json.format(encoded(record), indent=2) + b"\n"
+    contents = {
+        "configs.toml": lambda: configs_toml(problems, study.recommended, adopted=adopted).encode(),
+        "report.html": lambda: render_tuning(result).encode(),
+        "timeline.json": lambda: chrome_trace(stages),
+    }
+    # A result that took hours to measure is worth more than its files.
+    written = folder.write(record, result, contents, skips_unwritable=True)
+    kept = {*written, *(() if journal.failure else (journal.path,))}
+    return replace(result, files=tuple(path for path in result.files if path in kept), measured=result.search)
