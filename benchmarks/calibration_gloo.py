@@ -40,7 +40,7 @@ from lagom_overlap.cost.overlap_fit import (
     predict,
 )
 from lagom_overlap.cost.overlap_preset import constants_to_json
-from lagom_overlap.jobfile.build import groups_of, limits_of, open_backend, request_of
+from lagom_overlap.jobfile.job import Job, limits_of
 from lagom_overlap.jobfile.spec import JobSpec, read_job
 from lagom_overlap.record import describe_machine, package_versions, utc_now
 from lagom_overlap.timeline import SpanKind, Timeline
@@ -401,13 +401,13 @@ def main() -> None:
     arguments = parser.parse_args()
     started = time.monotonic()
     spec = read_job(arguments.job)
-    groups = groups_of(spec)
+    groups = Job(spec).groups
     shapes = [shape_group(name, *shape) for name, shape in SHAPES.items()]
     shapes_and_bare = [*shapes, bare("bare_gather", AG, 32), bare("bare_scatter", RS, 32)]
     points = [(group, (config,) * len(group.comms)) for group in shapes_and_bare for config in SETTINGS]
     points += [(alone(group), (UNTOUCHED,)) for group in shapes]
     job_points = {group.name: (group, (UNTOUCHED,) * len(group.comms)) for group in groups}
-    backend = open_backend(spec, "gloo", replace(request_of(spec, groups), repeats=1))
+    backend = Job(spec).open("gloo", replace(Job(spec).request_for(groups), repeats=1))
     try:
         runs = interleaved(backend, [*points, *job_points.values()], arguments.rounds, spec.tune.seed)
         calibration = Calibration(shapes_and_bare, runs)

@@ -28,8 +28,9 @@ import msgspec
 
 from lagom_overlap.errors import LagomError
 from lagom_overlap.hardware import Gpu, load_preset, preset_names
+from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.spec import JobSpec, parse_job
-from lagom_overlap.jobfile.step import JobStep, job_step
+from lagom_overlap.jobfile.step import JobStep
 from lagom_overlap.jobfile.whole_step import WholeStep
 from lagom_overlap.results.simulate import SimulateResult
 from lagom_overlap.sim.training import Settings
@@ -219,7 +220,7 @@ def limited(seconds: float) -> Iterator[None]:
 
 def simulated(raw: Raw) -> SimulateResult:
     """What simulate says of a job."""
-    return run_simulate(SimulateRequest(spec=parse_job(raw, "job.toml")))
+    return run_simulate(SimulateRequest(job=Job(parse_job(raw, "job.toml"))))
 
 
 def seconds_of(job: JobStep | None, settings: Settings | None = None) -> float | None:
@@ -227,7 +228,7 @@ def seconds_of(job: JobStep | None, settings: Settings | None = None) -> float |
     if job is None:
         return None
     try:
-        return job.simulator().times(settings).iteration_s
+        return job.simulator.times(settings).iteration_s
     except LagomError:
         return None
 
@@ -258,7 +259,7 @@ def same_everywhere(spec: JobSpec, result: SimulateResult) -> Iterator[str]:
     """Another verb's time of the same step."""
     if len(result.stages) > 1:
         return
-    whole = WholeStep.of(spec, "simulated")
+    whole = WholeStep.of(Job(spec), "simulated")
     if whole is not None and whole.untouched_s != result.iteration_s:
         yield f"tune names {whole.untouched_s}, simulate {result.iteration_s}"
 
@@ -327,7 +328,7 @@ def slower_links(job: JobStep) -> Iterator[str]:
     bytes over bandwidth, where the price here (`cost.communication`) has that of every loop. Seed 129: all-reduces of
     26 MB over 64 nodes take LL at 48 GB/s (3.2 ms by the table, 8.5 ms by the price) and LL128 at 24 GB/s (3.7, 4.5).
     """
-    cluster, held = job.cluster, job.simulator().price.model.default_config
+    cluster, held = job.cluster, job.simulator.price.model.default_config
     before_s = seconds_of(job, held)
     for wire in ("intra", "inter"):
         link = getattr(cluster, wire)
@@ -390,7 +391,7 @@ def finds_of(raw: Raw, *, plans: bool) -> tuple[str, list[str]]:
     try:
         with limited(LIMIT_S):
             spec = parse_job(raw, "job.toml")
-            result = run_simulate(SimulateRequest(spec=spec))
+            result = run_simulate(SimulateRequest(job=Job(spec)))
     except LagomError as error:
         text = str(error)
         return "refused", [f"more than a line: {text!r}"] if "\n" in text or len(text) > 1200 else []
@@ -399,7 +400,7 @@ def finds_of(raw: Raw, *, plans: bool) -> tuple[str, list[str]]:
     except Exception:  # what is looked for
         return "raised", [traceback.format_exc()]
     finds: list[str] = []
-    job = job_step(spec)
+    job = Job(spec).step
     assert job is not None
     checks: list[tuple[str, Iterator[str]]] = [("sane", sane(result)), ("tune", same_everywhere(spec, result))]
     checks += [(law.__name__, law(job)) for law in LAWS]

@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
 
+from lagom_overlap.jobfile.job import Job as TrainingJob
 from lagom_overlap.jobfile.spec import read_job
-from lagom_overlap.jobfile.step import job_step
 from lagom_overlap.units import GIB
 from lagom_overlap.workload.parallel import StageMemory
 
@@ -195,9 +195,9 @@ def counted(job: Job) -> StageMemory:
         }
         path = Path(folder) / "job.toml"
         path.write_text("\n".join(f"[{name}]\n{_toml(table)}" for name, table in tables.items()))
-        step = job_step(read_job(path))
+        step = TrainingJob(read_job(path)).step
     assert step is not None
-    (memory,) = step.memories()
+    (memory,) = step.memories
     return memory
 
 

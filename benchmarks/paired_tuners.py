@@ -32,7 +32,7 @@ from typing import Final
 
 from lagom_overlap.errors import BackendError, JobError, LagomError
 from lagom_overlap.interrupts import held_back
-from lagom_overlap.jobfile.build import groups_of, open_backend, request_of
+from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.spec import JobSpec, read_job
 from lagom_overlap.record import (
     create_folder,
@@ -81,7 +81,7 @@ def surface_of(spec: JobSpec, backend: Sturdy, problem: GroupProblem, folder: Pa
     else:
         order = [assignment for assignment in order if is_fixed(assignment)]
     note = f"{'A whole surface' if whole else 'The fixed settings'}, measured by benchmarks/paired_tuners.py."
-    journal = start_journal(folder, spec, request_of(spec, (problem.group,)), backend, problem, note=note)
+    journal = start_journal(folder, spec, Job(spec).request_for((problem.group,)), backend, problem, note=note)
     passes = settings.num_passes or FIXED_PASSES
     return measure_surface(backend, problem, order, num_passes=passes, keep=journal.keep, seed=spec.tune.seed)
 
@@ -110,8 +110,9 @@ def arms_of(problem: GroupProblem, surface: Surface, found: Sequence[Found], *, 
 
 def replayed(spec: JobSpec, folder: Path, tuner: str, surface: Surface, settings: Settings) -> float:
     """The regret, over the surface's best, of what a tuner ends with when it sees nothing but the recording."""
-    groups = groups_of(spec)
-    backend = open_backend(spec, "recorded", request_of(spec, groups, bundle=folder))
+    job = Job(spec)
+    groups = job.groups
+    backend = job.open("recorded", job.request(bundle=folder))
     try:
         problems = tuple(backend.problem(group) for group in groups)
         study = search(spec, tuner, problems, backend, spec.tune.seed, guarded=settings.guarded)
@@ -169,11 +170,12 @@ def run_job(spec: JobSpec, folder: Path, settings: Settings) -> JobTable:
     Raises:
         LagomError: if it fails before there are `LEAST_ROUNDS` complete rounds.
     """
-    groups = groups_of(spec)
+    job = Job(spec)
+    groups = job.groups
     if len(groups) != 1:
         raise JobError(f"{spec.job.name}: {len(groups)} groups; this benchmark takes jobs of one")
     before, whole = os.getloadavg()[0], settings.num_passes > 0
-    backend = Sturdy(lambda: open_backend(spec, spec.job.backend, request_of(spec, groups)))
+    backend = Sturdy(lambda: job.open(spec.job.backend, job.request()))
     try:
         problem = backend.problem(groups[0])
         print(f"{spec.job.name}: {'surface' if whole else 'fixed settings'}", file=sys.stderr)

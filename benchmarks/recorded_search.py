@@ -35,7 +35,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lagom_overlap.errors import JobError, LagomError
-from lagom_overlap.jobfile.build import groups_of, open_backend, request_of
+from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.spec import JobSpec, read_job
 from lagom_overlap.tuners.guard import make_tuner
 from lagom_overlap.tuners.problem import GroupProblem
@@ -77,11 +77,11 @@ class Surface:
     def read(cls, job: Path, surfaces: Path) -> "Surface":
         """The surface in the folder of the job's name."""
         spec = read_job(job)
-        groups = groups_of(spec)
+        groups = Job(spec).groups
         if len(groups) != 1:
             raise JobError(f"{job}: {len(groups)} groups; this benchmark takes jobs of one")
         bundle = surfaces / spec.job.name
-        backend = open_backend(spec, "recorded", request_of(spec, groups, bundle=bundle))
+        backend = Job(spec).open("recorded", Job(spec).request_for(groups, bundle=bundle))
         try:
             problem = backend.problem(groups[0])
         finally:

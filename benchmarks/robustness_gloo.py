@@ -32,7 +32,7 @@ from typing import Final
 import msgspec
 
 from lagom_overlap.backends.base import Backend
-from lagom_overlap.jobfile.build import groups_of, open_backend, request_of
+from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.spec import JobSpec, read_job
 from lagom_overlap.record import describe_machine, package_versions, utc_now
 from lagom_overlap.tuners.guard import make_tuner
@@ -135,7 +135,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 def longer_group(spec: JobSpec) -> OverlapGroup:
     """The job's group with its computations twice."""
-    (group,) = groups_of(spec)
+    (group,) = Job(spec).groups
     again = tuple(replace(comp, name=f"{comp.name}.again") for comp in group.computations)
     return replace(group, name=f"{group.name} longer", computations=(*group.computations, *again))
 
@@ -154,8 +154,8 @@ def drive(study: Study, backend: Backend, problem: GroupProblem, longer: Overlap
 
 def run(spec: JobSpec, kind: str, name: str, seed: int, num_pairs: int) -> tuple[float, int, bool]:
     """One search and its verdict on fresh ranks: ratio, measurements, whether the default was kept."""
-    groups = (*groups_of(spec), longer_group(spec))
-    backend = open_backend(spec, spec.job.backend, request_of(spec, groups, seed=seed))
+    groups = (*Job(spec).groups, longer_group(spec))
+    backend = Job(spec).open(spec.job.backend, Job(spec).request_for(groups, seed=seed))
     try:
         problem, longer_problem = (backend.problem(group) for group in groups)
         tuner = make_tuner(name, (problem,), seed=seed, options={}, guarded=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lagom_overlap.cli import main
-from lagom_overlap.jobfile.build import groups_of, limits_of
+from lagom_overlap.jobfile.job import Job, limits_of
 from lagom_overlap.jobfile.spec import parse_job, read_job
 from lagom_overlap.verbs.simulate import SimulateRequest, run_simulate
 
@@ -23,7 +23,7 @@ TUNE_EXAMPLES = sorted(
 @pytest.mark.parametrize("path", TUNE_EXAMPLES, ids=lambda path: path.name)
 def test_every_example_job_is_accepted(path: Path):
     spec = read_job(path)
-    assert groups_of(spec)
+    assert Job(spec).groups
     limits_of(spec.tune.space)
 
 
@@ -31,7 +31,7 @@ def test_the_job_in_the_readme_is_accepted():
     blocks = re.findall(r"```toml\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     assert blocks
     for block in blocks:
-        assert groups_of(parse_job(tomllib.loads(block), "README.md"))
+        assert Job(parse_job(tomllib.loads(block), "README.md")).groups
 
 
 def test_the_simulated_example_tunes_the_papers_two_patterns(tmp_path: Path, capsys):
@@ -75,7 +75,7 @@ def test_the_readme_shows_the_example_and_what_simulate_answers_of_it():
     example = read_job(ROOT / "examples" / "llama3_8b_fsdp2_h100.toml")
     shown, *_ = (block for block in re.findall(r"```toml\n(.*?)```", readme, re.DOTALL) if "[model]" in block)
     assert parse_job(tomllib.loads(shown), "README.md") == example
-    best = run_simulate(SimulateRequest(spec=example)).what_ifs[0]
+    best = run_simulate(SimulateRequest(job=Job(example))).what_ifs[0]
     assert best.change.startswith("parameters kept after forward")
     share, low, high = (100 * gain_s * best.share / best.gain_s for gain_s in (best.gain_s, best.low_s, best.high_s))
     said = f"keep parameters after forward, {share:+.1f} % ({low:+.1f} to {high:+.1f} by the model's own error)"

@@ -19,7 +19,7 @@ from lagom_overlap.results.simulate import SimulateCaptureResult, SimulateResult
 from lagom_overlap.results.tune import TuneResult
 
 FilePath: TypeAlias = str | PathLike[str]
-Job: TypeAlias = FilePath | JobSpec
+JobSource: TypeAlias = FilePath | JobSpec
 
 
 def load_job(path: FilePath) -> JobSpec:
@@ -31,7 +31,7 @@ def load_job(path: FilePath) -> JobSpec:
     return read_job(Path(path))
 
 
-def _job(job: Job) -> JobSpec:
+def _job(job: JobSource) -> JobSpec:
     return job if isinstance(job, JobSpec) else load_job(job)
 
 
@@ -40,7 +40,7 @@ def _path(path: FilePath | None) -> Path | None:
 
 
 def tune(
-    job: Job | None = None,
+    job: JobSource | None = None,
     *,
     from_trace: FilePath | None = None,
     tuner: str | None = None,
@@ -59,15 +59,13 @@ def tune(
     Raises:
         LagomError: for what a user can mend, or a machine that failed; what was measured stays in the folder.
     """
-    from lagom_overlap.verbs.own_trace import ground_for  # noqa: PLC0415  each verb imports what it needs
+    from lagom_overlap.verbs.own_trace import job_for  # noqa: PLC0415  each verb imports what it needs
     from lagom_overlap.verbs.tune import TuneRequest, run_tune  # noqa: PLC0415
 
     spec = None if job is None else _job(job)
-    spec, ground = ground_for(spec, _path(from_trace), seed=seed, backend=backend, bundle=_path(bundle))
     return run_tune(
         TuneRequest(
-            spec=spec,
-            ground=ground,
+            job=job_for(spec, _path(from_trace), seed=seed, backend=backend, bundle=_path(bundle)),
             tuner=tuner,
             backend=backend,
             seed=seed,
@@ -80,7 +78,7 @@ def tune(
 
 @overload
 def compare(
-    job: Job,
+    job: JobSource,
     *,
     tuners: Sequence[str] | None = None,
     planners: None = None,
@@ -91,7 +89,7 @@ def compare(
 ) -> CompareResult: ...
 @overload
 def compare(
-    job: Job | CaptureResult,
+    job: JobSource | CaptureResult,
     *,
     planners: Sequence[str],
     seed: int | None = None,
@@ -99,7 +97,7 @@ def compare(
     times: str | None = None,
 ) -> ComparePlannersResult: ...
 def compare(
-    job: Job | CaptureResult,
+    job: JobSource | CaptureResult,
     *,
     tuners: Sequence[str] | None = None,
     planners: Sequence[str] | None = None,
@@ -138,12 +136,13 @@ def compare(
 
 
 def _compare_tuners(spec: JobSpec, tuners: Sequence[str] | None, **given: Any) -> CompareResult:
+    from lagom_overlap.jobfile.job import Job  # noqa: PLC0415
     from lagom_overlap.verbs.compare import DEFAULT_TUNERS, CompareRequest, run_compare  # noqa: PLC0415
 
-    return run_compare(CompareRequest(spec=spec, tuners=tuple(tuners or DEFAULT_TUNERS), **given))
+    return run_compare(CompareRequest(job=Job(spec), tuners=tuple(tuners or DEFAULT_TUNERS), **given))
 
 
-def _step(job: Job | CaptureResult) -> Any:
+def _step(job: JobSource | CaptureResult) -> Any:
     """What is planned: a job, a captured step, or a file of either."""
     if isinstance(job, CaptureResult):
         return job.capture
@@ -151,7 +150,7 @@ def _step(job: Job | CaptureResult) -> Any:
 
 
 def plan(
-    job: Job | CaptureResult,
+    job: JobSource | CaptureResult,
     *,
     planner: str | None = None,
     carrier: Literal["fsdp2", "inductor", "program", "megatron"] | None = None,
@@ -261,7 +260,7 @@ def capture(
     )
 
 
-def simulate(job: Job, *, out: FilePath | None = None) -> SimulateResult | SimulateCaptureResult:
+def simulate(job: JobSource, *, out: FilePath | None = None) -> SimulateResult | SimulateCaptureResult:
     """Simulates one iteration of a job: of the whole layout, or of one rank where [model] names a capture.
 
     Nothing is written without `out`.
@@ -269,10 +268,11 @@ def simulate(job: Job, *, out: FilePath | None = None) -> SimulateResult | Simul
     Raises:
         LagomError: for what a user can mend.
     """
+    from lagom_overlap.jobfile.job import Job  # noqa: PLC0415
     from lagom_overlap.verbs.simulate import SimulateRequest, run_simulate  # noqa: PLC0415
     from lagom_overlap.verbs.simulate_capture import simulate_capture  # noqa: PLC0415
 
     spec = _job(job)
     if spec.model is not None and spec.model.capture is not None:
-        return simulate_capture(spec, _path(out))
-    return run_simulate(SimulateRequest(spec=spec, out=_path(out)))
+        return simulate_capture(Job(spec), _path(out))
+    return run_simulate(SimulateRequest(job=Job(spec), out=_path(out)))

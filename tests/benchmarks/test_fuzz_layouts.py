@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 import fuzz_layouts
+from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.spec import parse_job
-from lagom_overlap.jobfile.step import job_step
 from lagom_overlap.verbs.simulate import SimulateRequest, run_simulate
 
 
@@ -25,13 +25,13 @@ def test_the_same_seed_draws_the_same_job() -> None:
 def test_broken_laws_are_found() -> None:
     raw = fuzz_layouts.drawn(18)
     spec = parse_job(raw, "job.toml")
-    result = run_simulate(SimulateRequest(spec=spec))
+    result = run_simulate(SimulateRequest(job=Job(spec)))
     assert list(fuzz_layouts.sane(replace(result, mfu=1.5, simulated=result.timeline)))
     first = replace(result.stages[0], gradients_s=-1.0)
     assert list(fuzz_layouts.sane(replace(result, stages=(first, *result.stages[1:]), simulated=result.timeline)))
     if result.what_ifs:
         wrong = replace(result.what_ifs[0], gain_s=1.0, setting="[parallel] overlap_gradients = true")
         assert list(fuzz_layouts.answers_hold(raw, replace(result, what_ifs=(wrong,), simulated=result.timeline)))
-    job = job_step(spec)
+    job = Job(spec).step
     assert job is not None
     assert list(fuzz_layouts.grows_with_tokens(job)) == []

@@ -11,8 +11,8 @@ import pytest
 import paired_tuners
 from lagom_overlap.backends.base import Backend, BackendRequest
 from lagom_overlap.errors import RankError
-from lagom_overlap.jobfile.build import groups_of, open_backend, request_of
-from lagom_overlap.jobfile.spec import JobSpec, read_job
+from lagom_overlap.jobfile.job import Job
+from lagom_overlap.jobfile.spec import read_job
 from lagom_overlap.tuners.problem import Measurement, Outcome
 from lagom_overlap.verbs.compare import CompareRequest, run_compare
 
@@ -58,8 +58,8 @@ def test_rows_agree_with_every_assignment_measured_by_hand(
     tuners = {row["tuner"]: row for row in table["tuners"]}
 
     spec = read_job(job)
-    (group,) = groups_of(spec)
-    backend = open_backend(spec, "simulated", request_of(spec, (group,)))
+    (group,) = Job(spec).groups
+    backend = Job(spec).open("simulated", Job(spec).request_for((group,)))
     problem = backend.problem(group)
     offered = [(*space, default) for space, default in zip(problem.spaces, problem.default, strict=True)]
     times = {}
@@ -81,7 +81,7 @@ def test_rows_agree_with_every_assignment_measured_by_hand(
     assert set(tuners) == set(paired_tuners.TUNERS)
     assert rows["default"]["over_default"] == rows["default again"]["over_default"] == 1
 
-    request = CompareRequest(spec=spec, tuners=["lagom"], backend="recorded", bundle=out / "noiseless")
+    request = CompareRequest(job=Job(spec), tuners=["lagom"], backend="recorded", bundle=out / "noiseless")
     replayed = run_compare(request)
     assert replayed.rows[0].makespan_s == pytest.approx(rows[tuners["lagom"]["arms"][0]]["makespan_s"])
 
@@ -176,11 +176,13 @@ def losing(monkeypatch: pytest.MonkeyPatch, *lost: set[int]) -> list[Losing]:
     """Each backend that is opened, in turn, loses ranks so; the last for all after it."""
     opened: list[Losing] = []
 
-    def open_it(spec: JobSpec, name: str, request: BackendRequest) -> Losing:
-        opened.append(Losing(open_backend(spec, name, request), lost[min(len(opened), len(lost) - 1)]))
+    real = Job.open
+
+    def open_it(job: Job, name: str, request: BackendRequest) -> Losing:
+        opened.append(Losing(real(job, name, request), lost[min(len(opened), len(lost) - 1)]))
         return opened[-1]
 
-    monkeypatch.setattr(paired_tuners, "open_backend", open_it)
+    monkeypatch.setattr(Job, "open", open_it)
     return opened
 
 

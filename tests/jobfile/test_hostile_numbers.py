@@ -21,10 +21,9 @@ from lagom_overlap.cli import main
 from lagom_overlap.errors import BundleError, LagomError
 from lagom_overlap.export.saved import FORMAT, VERSION, read_saved
 from lagom_overlap.jobfile import memory, step
-from lagom_overlap.jobfile.build import groups_of, limits_of
+from lagom_overlap.jobfile.job import Job, limits_of
 from lagom_overlap.jobfile.online_settings import read_online_deployment
 from lagom_overlap.jobfile.spec import parse_job
-from lagom_overlap.jobfile.step import job_step
 from lagom_overlap.nccl_plugin.table_writer import encode_table
 from lagom_overlap.toml_tables import parse_toml
 from lagom_overlap.workload.parallel import ParallelLayout
@@ -200,13 +199,14 @@ def _built(raw: dict[str, Any]) -> None:
     """What every verb makes of a job before it runs anything of it."""
     spec = parse_job(raw, "job.toml")
     limits_of(spec.tune.space)
-    job = job_step(spec)
+    asked = Job(spec)
+    job = asked.step
     if job is None:
-        groups_of(spec)
+        _ = asked.groups
         return
     memory.check_memory(job)
     if job.is_whole and max(job.layout.num_micro_batches, job.layout.prefetch) > 2:  # the others build one and the same
-        job.step()
+        _ = job.issued
 
 
 def _read(content: dict[str, Any]) -> None:
@@ -283,7 +283,7 @@ def test_settings_of_more_ranks_than_can_be_listed_are_refused(
 @pytest.mark.parametrize("size", [1, 7, 1 << 20, 999_983, 1_000_000])
 def test_a_smaller_micro_batch_is_its_largest_divisor_or_one(size: int) -> None:
     layout = ParallelLayout(micro_batch=size, global_batch=size)
-    job = job_step(parse_job(parse_toml(FSDP.encode()), "job.toml"))
+    job = Job(parse_job(parse_toml(FSDP.encode()), "job.toml")).step
     assert job is not None
     offered = [change["micro_batch"] for change in memory._settings(job, layout) if "micro_batch" in change]
     divisors = [part for part in range(1, size) if size % part == 0]

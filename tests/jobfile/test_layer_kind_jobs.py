@@ -5,8 +5,9 @@ import tomllib
 import pytest
 
 from lagom_overlap.errors import JobError
+from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.spec import parse_job
-from lagom_overlap.jobfile.step import JobStep, job_step
+from lagom_overlap.jobfile.step import JobStep
 from lagom_overlap.workload import Phase
 from lagom_overlap.workload.issued import IssuedStep
 from lagom_overlap.workload.parallel import RecomputeModule
@@ -32,20 +33,20 @@ pipeline_layout = "Et*4|(t*4|)*14tmL"
 
 
 def _step(text: str) -> JobStep:
-    step = job_step(parse_job(tomllib.loads(text), "job"))
+    step = Job(parse_job(tomllib.loads(text), "job")).step
     assert step is not None
     return step
 
 
 def _built(text: str) -> IssuedStep:
-    return _step(text).step()
+    return _step(text).issued
 
 
 def test_a_job_of_a_pipeline_with_named_recomputation_and_a_prediction_is_read() -> None:
-    step = job_step(parse_job(tomllib.loads(JOB), "job"))
+    step = Job(parse_job(tomllib.loads(JOB), "job")).step
     assert step is not None
     assert step.layout.recompute_modules == (RecomputeModule.MLA_UP_PROJ, RecomputeModule.MOE)
-    times = step.simulator().times()
+    times = step.times
     assert [stage.rank for stage in times.stages] == list(range(16))
     busy = [stage.busy_s for stage in times.stages]
     assert busy[1] == busy[14] > busy[0]  # four mixtures against three dense layers and one
@@ -79,15 +80,15 @@ def test_modules_that_a_model_lacks_are_refused() -> None:
     dense = JOB.replace("deepseek-v3", "llama-3-8b").replace("expert = 64\n", "")
     dense = "\n".join(line for line in dense.splitlines() if not line.startswith("pipeline_layout"))
     with pytest.raises(JobError, match="recompute_modules has 'mla_up_proj', but model 'llama-3-8b' has no latent"):
-        job_step(parse_job(tomllib.loads(dense), "job"))
+        _ = Job(parse_job(tomllib.loads(dense), "job")).step
 
 
 def test_predictions_can_be_left_out() -> None:
     text = JOB.replace("seq_len = 4096", "seq_len = 4096\nmtp_layers = 0").replace("tmL", "tL")
-    step = job_step(parse_job(tomllib.loads(text), "job"))
+    step = Job(parse_job(tomllib.loads(text), "job")).step
     assert step is not None
     assert step.model.mtp_layers == 0
-    assert not [op for op in step.step().iteration.ops if "mtp" in op.name]
+    assert not [op for op in step.issued.iteration.ops if "mtp" in op.name]
 
 
 def test_what_captures_lack_is_refused_by_one_line() -> None:
@@ -158,11 +159,11 @@ def test_a_format_of_flash_attention_needs_one() -> None:
 
 @pytest.mark.parametrize("extra", ['recompute = "full"', 'zero_stage = 3\nframework = "deepspeed"'])
 def test_a_last_chunk_without_layers_has_its_memory_counted(extra: str) -> None:
-    step = job_step(
+    step = Job(
         parse_job(tomllib.loads(_dense("h100_dgx", "parameter", f'pipeline_layout = "Et*32|L"\n{extra}')), "job")
-    )
+    ).step
     assert step is not None
-    first, last = step.memories()
+    first, last = step.memories
     assert first.total_bytes > last.total_bytes > 0
 
 
@@ -170,9 +171,9 @@ def test_the_head_takes_its_time_in_the_chunk_of_its_letter() -> None:
     """The last chunk holds nothing but two heads: its forward is their kernels alone, nothing else runs there."""
     text = JOB.replace("Et*4|(t*4|)*14tmL", "Et*3|(tt|)*29m|L").replace("[parallel]", "[parallel]\nchunks = 2")
     text = text.replace("pipeline = 16", 'pipeline = 16\nschedule = "interleaved"\noverlap_p2p = true')
-    step = job_step(parse_job(tomllib.loads(text), "job"))
+    step = Job(parse_job(tomllib.loads(text), "job")).step
     assert step is not None
-    simulator = step.simulator()
+    simulator = step.simulator
     heads = [
         op
         for op in simulator.step(15).iteration.computations

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from lagom_overlap.errors import JobError
+from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.spec import parse_job
-from lagom_overlap.jobfile.step import JobStep, job_step
+from lagom_overlap.jobfile.step import JobStep
 from lagom_overlap.workload.parallel import AttentionKernel, Dispatcher, ParallelTable
 from lagom_overlap.workload.step import framework_names, load_rules
 from lagom_overlap.workload.step.rules import Sharding
@@ -31,7 +32,7 @@ def step(framework: str, model: str = "mixtral-8x7b", **keys: Any) -> JobStep:
         "cluster": {"preset": "h100_dgx"},
         "parallel": LAYOUT | {"framework": framework, "zero_stage": stage} | keys,
     }
-    found = job_step(parse_job(raw, "job.toml"))
+    found = Job(parse_job(raw, "job.toml")).step
     assert found is not None
     return found
 

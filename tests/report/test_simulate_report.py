@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.spec import parse_job
 from lagom_overlap.report.simulate.page import render_simulation
 from lagom_overlap.report.simulate.terminal import MAX_STAGES, WIDTH, simulation_summary
@@ -138,7 +139,7 @@ ASKED = {
 
 
 def test_the_page_answers_what_the_json_does(tmp_path: Path) -> None:
-    result = run_simulate(SimulateRequest(spec=parse_job(ASKED, "job.toml"), out=tmp_path / "run"))
+    result = run_simulate(SimulateRequest(job=Job(parse_job(ASKED, "job.toml")), out=tmp_path / "run"))
     answers = json.loads(result.to_json())["what_ifs"]
     page = WhatIfs((tmp_path / "run" / "report.html").read_text(encoding="utf-8"))
     _, *rows = page.rows  # the heads
@@ -162,7 +163,7 @@ def test_the_page_answers_what_the_json_does(tmp_path: Path) -> None:
 
 def test_the_bars_of_the_page_lie_where_the_intervals_do(tmp_path: Path) -> None:
     """On one axis for all: as far right of the line of no gain as the gain is; a loss off the axis is an arrow."""
-    result = run_simulate(SimulateRequest(spec=parse_job(ASKED, "job.toml"), out=tmp_path / "run"))
+    result = run_simulate(SimulateRequest(job=Job(parse_job(ASKED, "job.toml")), out=tmp_path / "run"))
     answers = json.loads(result.to_json())["what_ifs"]
     _, *shapes = WhatIfs((tmp_path / "run" / "report.html").read_text(encoding="utf-8")).shapes
     zero = float(shapes[0]["line zero"]["x1"] or "nan")
@@ -181,7 +182,7 @@ def test_the_bars_of_the_page_lie_where_the_intervals_do(tmp_path: Path) -> None
 
 
 def test_the_summary_of_a_result_answers_too() -> None:
-    said = run_simulate(SimulateRequest(spec=parse_job(ASKED, "job.toml"))).summary().splitlines()
+    said = run_simulate(SimulateRequest(job=Job(parse_job(ASKED, "job.toml")))).summary().splitlines()
     assert said[2].startswith("Worth trying: ")
     assert not any("Worth trying" in line or "is predicted" in line for line in summary(result(1)).splitlines())
 

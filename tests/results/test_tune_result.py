@@ -8,13 +8,13 @@ from dataclasses import fields
 import pytest
 from stub_backend import Setting, StubBackend, assignment_of, job
 
-from lagom_overlap.jobfile.build import groups_of
+from lagom_overlap.jobfile.job import Job
 from lagom_overlap.results.tune import Search, Times, TuneResult, times_of
 from lagom_overlap.tuners.journal import Entry, Step, StepKind
 from lagom_overlap.tuners.problem import Assignment, Failure, Measurement, Outcome
 from lagom_overlap.tuners.verdict import PairedRatio, Verdict
 
-PROBLEMS = tuple(StubBackend({}).problem(group) for group in groups_of(job()))
+PROBLEMS = tuple(StubBackend({}).problem(group) for group in Job(job()).groups)
 G, H = (problem.group.name for problem in PROBLEMS)
 
 

@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 import lagom_overlap
+from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.spec import parse_job
-from lagom_overlap.jobfile.step import job_step
 from lagom_overlap.report.what_if import what_if_parts
 from lagom_overlap.sim.what_if import (
     LEAST,
@@ -73,7 +73,7 @@ def channel_answers(model: str, seq_len: int, nodes: int, parallel: dict[str, ob
         "cluster": {"preset": "h200", "nodes": nodes},
         "parallel": parallel,
     }
-    result = run_simulate(SimulateRequest(spec=parse_job(job, "job.toml")))
+    result = run_simulate(SimulateRequest(job=Job(parse_job(job, "job.toml"))))
     answers = [answer for answer in result.what_ifs if "channels" in answer.change]
     assert not any(answer.verdict is Verdict.GAIN for answer in answers)
     assert whether(answers).startswith(("No gain", "No change"))
@@ -100,11 +100,11 @@ def test_a_flag_that_hides_what_shows_is_a_gain() -> None:
         "cluster": {"preset": "a100_dgx", "nodes": 2},
         "parallel": parallel,
     }
-    result = run_simulate(SimulateRequest(spec=parse_job(job, "job.toml")))
+    result = run_simulate(SimulateRequest(job=Job(parse_job(job, "job.toml"))))
     gains = {answer.change: answer for answer in result.what_ifs if answer.verdict is Verdict.GAIN}
     assert "tensor parallelism in parts" in gains
     other = parse_job(job | {"parallel": parallel | {"overlap_tensor": True}}, "job.toml")
-    switched = run_simulate(SimulateRequest(spec=other))
+    switched = run_simulate(SimulateRequest(job=Job(other)))
     predicted_s = result.iteration_s - gains["tensor parallelism in parts"].gain_s
     assert switched.iteration_s == pytest.approx(predicted_s)
     assert all(abs(a.share) < LEAST for a in result.what_ifs if a.verdict is Verdict.NO_GAIN)
@@ -118,7 +118,9 @@ def test_parameters_are_asked_for_behind_forward_where_megatron_can_gather_them_
             "cluster": {"preset": "h100_dgx"},
             "parallel": {"data": 8, "global_batch": 8, "zero_stage": 1, "overlap_gradients": True} | keys,
         }
-        return {answer.setting for answer in run_simulate(SimulateRequest(spec=parse_job(raw, "job.toml"))).what_ifs}
+        return {
+            answer.setting for answer in run_simulate(SimulateRequest(job=Job(parse_job(raw, "job.toml")))).what_ifs
+        }
 
     parameters, gradients = "[parallel] overlap_parameters = true", "[parallel] overlap_gradients = true"
     assert parameters in asked()
@@ -136,7 +138,7 @@ def test_parameters_kept_after_forward_gain_what_the_planner_of_fsdp2_predicts()
         "cluster": {"preset": "h100_dgx", "nodes": 8},
         "parallel": {"fsdp": 64},
     }
-    result = run_simulate(SimulateRequest(spec=parse_job(raw, "job.toml")))
+    result = run_simulate(SimulateRequest(job=Job(parse_job(raw, "job.toml"))))
     found = next(answer for answer in result.what_ifs if answer.setting == "[parallel] zero_stage = 2")
     planned = lagom_overlap.plan(parse_job(raw, "job.toml"), carrier="fsdp2")
     assert planned.fsdp2 is not None
@@ -147,7 +149,7 @@ def test_parameters_kept_after_forward_gain_what_the_planner_of_fsdp2_predicts()
     assert "GB per GPU" in found.change
     assert found.apply.startswith("fully_shard(..., reshard_after_forward=False)")
     same = parse_job(raw | {"parallel": {"fsdp": 64, "zero_stage": 2}}, "job.toml")
-    changed = run_simulate(SimulateRequest(spec=same))
+    changed = run_simulate(SimulateRequest(job=Job(same)))
     assert changed.iteration_s == pytest.approx(result.iteration_s - found.gain_s, rel=1e-12)
     assert f"({format_memory(changed.memory_bytes)} per GPU)" in found.change
 
@@ -180,14 +182,14 @@ def test_no_flag_is_offered_that_the_framework_lacks(framework: str, stage: int,
         "parallel": MIXTURE
         | {"framework": framework, "zero_stage": stage, "sequence_parallel": framework == "megatron"},
     }
-    answers = run_simulate(SimulateRequest(spec=parse_job(raw, "job.toml"))).what_ifs
+    answers = run_simulate(SimulateRequest(job=Job(parse_job(raw, "job.toml")))).what_ifs
     keys = {answer.setting.split()[1] for answer in answers if answer.setting.startswith("[parallel] ")}
     assert keys == offered
     for answer in answers:  # what is offered is a job file that is taken
         if answer.setting.startswith("[parallel] "):
             key, value = answer.setting.removeprefix("[parallel] ").split(" = ")
             parallel = raw["parallel"] | {key: tomllib.loads(f"x = {value}")["x"]}  # type: ignore[operator]
-            assert job_step(parse_job(raw | {"parallel": parallel}, "job.toml")) is not None
+            assert Job(parse_job(raw | {"parallel": parallel}, "job.toml")).step is not None
 
 
 @pytest.mark.parametrize("width", [60, 80])

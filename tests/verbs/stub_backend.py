@@ -11,6 +11,7 @@ import pytest
 
 from lagom_overlap.backends.base import BackendRequest
 from lagom_overlap.collective import CommConfig, ConfigSpace, Subspace
+from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.spec import JobSpec, parse_job
 from lagom_overlap.timeline import Span, SpanKind, Timeline
 from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Measurement, Outcome
@@ -142,7 +143,7 @@ class StubBackend:
     opened_as: str | None = None
     request: BackendRequest | None = None
 
-    def open(self, _spec: JobSpec, name: str, request: BackendRequest) -> "StubBackend":
+    def open(self, name: str, request: BackendRequest) -> "StubBackend":
         self.opened_as, self.request = name, request
         return self
 
@@ -187,8 +188,7 @@ class StubBackend:
 
 def install(monkeypatch: pytest.MonkeyPatch, stub: StubBackend) -> StubBackend:
     """Puts the stub and its clock in the place of the machine; the report's page is one line, for speed."""
-    for module in ("tune", "compare"):
-        monkeypatch.setattr(f"lagom_overlap.verbs.{module}.open_backend", stub.open)
+    monkeypatch.setattr(Job, "open", lambda _, name, request: stub.open(name, request))
     for module in ("tune", "compare", "measure"):
         monkeypatch.setattr(f"lagom_overlap.verbs.{module}.time", SimpleNamespace(monotonic=stub.monotonic))
     monkeypatch.setattr("lagom_overlap.verbs.tune.render_tuning", lambda result: f"a page of {result.job}")

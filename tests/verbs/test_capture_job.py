@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 pytest.importorskip("torch")
@@ -13,9 +14,8 @@ from lagom_overlap.capturing.models import named
 from lagom_overlap.cli import main
 from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.errors import JobError
-from lagom_overlap.jobfile.build import groups_of
+from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.spec import parse_job, read_job
-from lagom_overlap.jobfile.step import capture_of
 from lagom_overlap.planners.memory import peak_of_spans
 from lagom_overlap.planners.simulated import simulated
 from lagom_overlap.verbs.capture import parse_parallel
@@ -142,7 +142,7 @@ def test_a_captured_job_is_simulated(folder: Path, tmp_path: Path, capsys: pytes
 def test_a_captured_step_answers_what_the_planner_of_fsdp2_predicts(folder: Path, tmp_path: Path) -> None:
     """The first layer's parameters are gathered again for backward; kept, they are not."""
     spec = read_job(folder / "job.toml")
-    result = simulate_capture(spec, tmp_path / "run")
+    result = simulate_capture(Job(spec), tmp_path / "run")
     found = next(answer for answer in result.what_ifs if answer.change.startswith("parameters kept after forward"))
     planned = run_plan(read_input(spec), PlanRequest())
     assert planned.fsdp2 is not None
@@ -157,7 +157,7 @@ def test_a_captured_step_answers_what_the_planner_of_fsdp2_predicts(folder: Path
 
 
 def test_a_captured_job_has_groups_to_tune(folder: Path) -> None:
-    groups = groups_of(read_job(folder / "job.toml"))
+    groups = Job(read_job(folder / "job.toml")).groups
     assert {comm.communicator for group in groups for comm in group.comms} == {"fsdp"}
 
 
@@ -170,9 +170,9 @@ def test_a_capture_that_does_not_fit_is_said_to_in_every_verb(folder: Path, tmp_
     given = read_input(spec)
     step = simulated(given.problem, given.issued)
     notes = [
-        simulate_capture(spec, None).notes,
-        run_tune(TuneRequest(spec=spec, tuner="default", out=tmp_path / "run")).notes,
-        run_compare(CompareRequest(spec=spec, tuners=("default",))).notes,
+        simulate_capture(Job(spec), None).notes,
+        run_tune(TuneRequest(job=Job(spec), tuner="default", out=tmp_path / "run")).notes,
+        run_compare(CompareRequest(job=Job(spec), tuners=("default",))).notes,
         run_plan(given, PlanRequest(planner="program_order")).notes,
     ]
     (said,) = {note for found in notes for note in found if note.startswith("It does not fit: ")}
@@ -182,7 +182,8 @@ def test_a_capture_that_does_not_fit_is_said_to_in_every_verb(folder: Path, tmp_
 
 def test_a_capture_is_seen_from_the_job_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir("/")
-    assert capture_of(read_job(folder / "job.toml")) == read_capture(folder / "step.json.gz")
+    spec = msgspec.structs.replace(read_job(folder / "job.toml"), cluster=None)
+    assert Job(spec).captured == read_capture(folder / "step.json.gz")
 
 
 def test_more_ranks_than_gpus_are_refused(folder: Path, tmp_path: Path) -> None:
@@ -191,16 +192,16 @@ def test_more_ranks_than_gpus_are_refused(folder: Path, tmp_path: Path) -> None:
     write_capture(tmp_path / "step.json.gz", big)
     (tmp_path / "job.toml").write_text(JOB + "nodes = 1\n")
     with pytest.raises(JobError, match="64 ranks do not fit"):
-        simulate_capture(read_job(tmp_path / "job.toml"), None)
+        simulate_capture(Job(read_job(tmp_path / "job.toml")), None)
 
 
 def test_a_capture_over_more_ranks_than_a_node_is_the_same_step_to_every_verb(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "step.json.gz").write_bytes((folder / "step.json.gz").read_bytes())
     (tmp_path / "job.toml").write_text(JOB + "gpus_per_node = 2\n")  # two nodes of two: no number of nodes is given
     spec = read_job(tmp_path / "job.toml")
-    step_s = simulate_capture(spec, None).iteration_s
-    assert run_tune(TuneRequest(spec=spec, tuner="default", out=tmp_path / "run")).step_s == step_s
-    assert run_compare(CompareRequest(spec=spec, tuners=("default",))).step_s == step_s
+    step_s = simulate_capture(Job(spec), None).iteration_s
+    assert run_tune(TuneRequest(job=Job(spec), tuner="default", out=tmp_path / "run")).step_s == step_s
+    assert run_compare(CompareRequest(job=Job(spec), tuners=("default",))).step_s == step_s
     assert run_plan(read_input(spec), PlanRequest(planner="program_order")).iteration_s.before == step_s
 
 
@@ -284,7 +285,7 @@ def test_a_capture_without_overlap_says_so(tmp_path: Path) -> None:
     write_capture(tmp_path / "step.json.gz", capture)
     (tmp_path / "job.toml").write_text(JOB)
     with pytest.raises(JobError, match="nothing to tune"):
-        groups_of(read_job(tmp_path / "job.toml"))
+        _ = Job(read_job(tmp_path / "job.toml")).groups
 
 
 @pytest.mark.slow

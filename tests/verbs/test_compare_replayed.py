@@ -10,7 +10,7 @@ from stub_backend import UNTOUCHED_G, UNTOUCHED_H, Setting, StubBackend, assignm
 
 from lagom_overlap.cli.main import main
 from lagom_overlap.errors import BackendError
-from lagom_overlap.jobfile.build import groups_of, request_of
+from lagom_overlap.jobfile.job import Job
 from lagom_overlap.results.compare import CompareRow
 from lagom_overlap.tuners.bundle import header_line
 from lagom_overlap.tuners.journal import Entry, Step, StepKind, entry_to_json
@@ -25,9 +25,9 @@ Line = tuple[Setting, Setting, float | None, int | None]
 
 def bundle(folder: Path, *lines: Line) -> Path:
     spec = job()
-    groups = groups_of(spec)
+    groups = Job(spec).groups
     problems = tuple(StubBackend({}).problem(group) for group in groups)
-    text = [header_line(request_of(spec, groups).job_fingerprint, "gloo", problems, notes=("as it was",))]
+    text = [header_line(Job(spec).request_for(groups).job_fingerprint, "gloo", problems, notes=("as it was",))]
     for number, (of_g, of_h, time_s, round_number) in enumerate(lines):
         outcomes = {
             name: Failure("cannot run")
@@ -55,7 +55,7 @@ def passes(default: Sequence[float], found: Sequence[float]) -> list[Line]:
 
 
 def rows(path: Path, *tuners: str) -> list[CompareRow]:
-    request = CompareRequest(spec=job(), tuners=tuners or ("default", "fixed_min"), backend="recorded", bundle=path)
+    request = CompareRequest(job=Job(job()), tuners=tuners or ("default", "fixed_min"), backend="recorded", bundle=path)
     return run_compare(request).rows
 
 
@@ -140,7 +140,7 @@ def test_a_default_that_was_not_recorded_is_named(tmp_path: Path) -> None:
 
 def test_the_notes_say_that_nothing_was_measured(tmp_path: Path) -> None:
     path = bundle(tmp_path, *passes((10, 10), (8, 8)))
-    notes = run_compare(CompareRequest(spec=job(), tuners=("default",), backend="recorded", bundle=path)).notes
+    notes = run_compare(CompareRequest(job=Job(job()), tuners=("default",), backend="recorded", bundle=path)).notes
     assert notes == ("Replayed from a recording: nothing was measured in this run.", "as it was", REPLAYED)
 
 

@@ -13,7 +13,7 @@ from lagom_overlap.cli import main
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.hardware import load_preset
-from lagom_overlap.jobfile.build import groups_of, iteration_of
+from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.spec import read_job
 
 JOB = PHI2.replace("[1, 2, 4, 8, 16]", "[1, 2, 3, 5, 7, 11]")
@@ -28,7 +28,7 @@ def test_every_call_of_a_step_runs_as_configs_toml_says_step_after_step(tmp_path
     spec = read_job(job)
     asked = tomllib.loads((tmp_path / "run" / "configs.toml").read_text())["groups"]
     wanted = {}
-    for group in groups_of(spec):
+    for group in Job(spec).groups:
         for op, occurrences in zip(group.comms, group.occurrences, strict=True):
             for occurrence in occurrences:
                 wanted[op.collective, occurrence] = asked[group.name][op.name]
@@ -40,7 +40,7 @@ def test_every_call_of_a_step_runs_as_configs_toml_says_step_after_step(tmp_path
     for _ in range(2):
         rehearsal.plugin.step()  # as `lagom run` marks it; a raw table sets only what most calls of a site share
         seen = Counter()
-        for op in iteration_of(spec).comms:
+        for op in Job(spec).issued.comms:
             ran = rehearsal.run(op)
             knobs = wanted.get((op.collective, seen[op.collective]), {})
             seen[op.collective] += 1

@@ -20,7 +20,7 @@ from lagom_overlap.hardware import load_preset
 from lagom_overlap.jobfile.spec import JobSpec, JobTable, TuneTable
 from lagom_overlap.sim import GroupSimulator
 from lagom_overlap.units import MIB
-from lagom_overlap.verbs.from_trace import FromTraceRequest, ground_of, spec_of
+from lagom_overlap.verbs.from_trace import FromTraceRequest, predicted_job
 from lagom_overlap.verbs.tune import TuneRequest, run_tune
 from lagom_overlap.workload import CommOp, CompOp, OverlapGroup
 
@@ -82,8 +82,8 @@ def traced(tmp_path_factory):
 
 
 def test_the_group_comes_back_with_its_kernels_alone(traced):
-    ground = ground_of(FromTraceRequest(traces=(traced,)))
-    (group,) = [held for held in ground.groups if held.comms[0].collective.num_bytes == 256 * MIB]
+    job = predicted_job(FromTraceRequest(traces=(traced,)))
+    (group,) = [held for held in job.groups if held.comms[0].collective.num_bytes == 256 * MIB]
     model = truth()
     kernels = [op for op in group.computations if op.name.startswith("kernel")]
     assert len(kernels) >= NUM_KERNELS
@@ -92,7 +92,7 @@ def test_the_group_comes_back_with_its_kernels_alone(traced):
 
 
 def test_the_wire_is_fitted_and_what_one_trace_cannot_tell_is_named(traced):
-    record = ground_of(FromTraceRequest(traces=(traced,))).record
+    record = predicted_job(FromTraceRequest(traces=(traced,))).trace_record
     fitted = {held.name: held for held in record.fit}
     assert fitted["intra.bytes_per_s"].value == pytest.approx(truth().cluster.intra.bytes_per_s, rel=0.15)
     assert record.fit_mean_abs_error < 0.05
@@ -101,17 +101,17 @@ def test_the_wire_is_fitted_and_what_one_trace_cannot_tell_is_named(traced):
 
 
 def test_what_is_recommended_can_be_set_and_the_notes_say_under_which_nccl(traced):
-    ground = ground_of(FromTraceRequest(traces=(traced,)))
-    for group in ground.groups:
-        for space in ground.backend.problem(group).spaces:
+    job = predicted_job(FromTraceRequest(traces=(traced,)))
+    for group in job.groups:
+        for space in job.backend.problem(group).spaces:
             assert all(config.num_channels <= CHANNELS for part in space.subspaces for config in part)
-    (note,) = [note for note in ground.notes if "under NCCL" in note]
+    (note,) = [note for note in job.caveats if "under NCCL" in note]
     assert "2.28.9, which is assumed" in note
 
 
 def test_the_predicted_gain_is_that_of_the_model_that_made_the_trace(traced, tmp_path):
     request = FromTraceRequest(traces=(traced,))
-    found = run_tune(TuneRequest(spec=spec_of(request), ground=ground_of(request), out=tmp_path / "run"))
+    found = run_tune(TuneRequest(job=predicted_job(request), out=tmp_path / "run"))
     assert found.backend == "predicted_from_trace"
     assert "nothing was run" in found.notes[0]
     assert found.default is not None and found.best is not None  # noqa: PT018
@@ -148,8 +148,9 @@ def test_the_run_folder_keeps_the_fit(traced, tmp_path, capsys):
 def test_a_job_file_s_own_tables_count(traced):
     spec = JobSpec(job=JobTable(name="mine"), tune=TuneTable(tuner="exhaustive", seed=7))
     request = FromTraceRequest(traces=(traced,), spec=spec)
-    assert spec_of(request).tune.tuner == "exhaustive"
-    assert spec_of(request).job.name == "mine"
+    found = predicted_job(request).spec
+    assert found.tune.tuner == "exhaustive"
+    assert found.job.name == "mine"
 
 
 def test_a_collective_out_of_reach_is_not_tuned(tmp_path):
@@ -157,8 +158,8 @@ def test_a_collective_out_of_reach_is_not_tuned(tmp_path):
     file = written(tmp_path / "t.json", model, true_group(model))
     text = file.read_text().replace("ncclDevKernel_AllGather", "ncclSymkDevKernel_AllGather")
     file.write_text(text)
-    ground = ground_of(FromTraceRequest(traces=(file,)))
-    problem = ground.backend.problem(ground.groups[0])
+    job = predicted_job(FromTraceRequest(traces=(file,)))
+    problem = job.backend.problem(job.groups[0])
     assert [len(space) for space in problem.spaces] == [1]
 
 
@@ -167,14 +168,14 @@ def test_an_unknown_gpu_asks_for_a_cluster(tmp_path):
     properties = [{"id": 0, "name": "Tesla V100-SXM2-16GB", "numSms": 80}]
     path = written(tmp_path / "t.json", model, true_group(model), deviceProperties=properties)
     with pytest.raises(JobError, match="V100"):
-        ground_of(FromTraceRequest(traces=(path,)))
+        predicted_job(FromTraceRequest(traces=(path,)))
 
 
 def test_a_trace_without_overlap_has_nothing_to_tune(tmp_path):
     file = KinetoFile()
     file.kernel("gemm", 10, 20)
     with pytest.raises(TraceError, match="nothing to tune"):
-        ground_of(FromTraceRequest(traces=(file.write(tmp_path / "t.json"),)))
+        predicted_job(FromTraceRequest(traces=(file.write(tmp_path / "t.json"),)))
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from stub_backend import (
 
 from lagom_overlap.api import load_job
 from lagom_overlap.errors import BackendError, JobError, SpaceError, UnknownNameError
-from lagom_overlap.jobfile.build import groups_of
+from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.spec import JobSpec
 from lagom_overlap.results.compare import CompareResult
 from lagom_overlap.tuners.warm_start import WarmStart
@@ -52,7 +52,7 @@ TUNERS = ["exhaustive", "fixed_min"]
 
 
 def run_compare(spec: JobSpec, tuners: list[str], note=lambda _: None, **asked: Any) -> CompareResult:
-    return run_request(CompareRequest(spec=spec, tuners=tuners, **asked), note)
+    return run_request(CompareRequest(job=Job(spec), tuners=tuners, **asked), note)
 
 
 def rows_of(monkeypatch, stub: StubBackend, tuners: list[str], **tune: object) -> dict[str, dict[str, float]]:
@@ -254,7 +254,7 @@ def test_no_tuner_or_one_named_twice_is_refused(monkeypatch):
 def test_a_search_ends_without_a_verdict(monkeypatch):
     stub = install(monkeypatch, StubBackend(SEARCHED))
     spec = job()
-    problems = tuple(stub.problem(group) for group in groups_of(spec))
+    problems = tuple(stub.problem(group) for group in Job(spec).groups)
     study = search(spec, "exhaustive", problems, stub, 0)
     assert study.verdict is None
     assert study.recommended == {"g": assignment_of(TUNED_G), "h": assignment_of(TUNED_H)}
@@ -268,7 +268,7 @@ def arms_of(*settings: tuple[Setting, Setting]) -> dict[str, dict[str, tuple]]:
 
 def test_a_round_sums_every_time_over_the_groups_and_their_counts():
     stub = StubBackend({("g", (2, 2)): [8, 16], ("h", (2,)): [16, 32]})
-    problems = tuple(stub.problem(group) for group in groups_of(job()))
+    problems = tuple(stub.problem(group) for group in Job(job()).groups)
     rounds = list(measured_rounds(stub, problems, arms_of(((2, 2), (2,))), 2, seed=0))
     # g: Y 4, x 2 + 1; h: Y 8, x 4
     first = IterationTimes(makespan_s=2 * 8 + 3 * 16, comp_s=2 * 4 + 3 * 8, comm_s=2 * (2 + 1) + 3 * 4)
@@ -282,7 +282,7 @@ def test_every_arm_runs_once_in_each_round_in_an_order_that_the_seed_shuffles():
 
     def rounds(seed: int) -> list[list[Setting]]:
         stub = StubBackend(times)
-        problems = tuple(stub.problem(group) for group in groups_of(job()))
+        problems = tuple(stub.problem(group) for group in Job(job()).groups)
         list(measured_rounds(stub, problems, arms_of(*settings), 6, seed))
         ran = stub.settings_of("g")
         return [ran[start : start + 4] for start in range(0, 24, 4)]

@@ -19,7 +19,7 @@ from stub_backend import (
 )
 
 from lagom_overlap.errors import BackendError
-from lagom_overlap.jobfile.build import groups_of
+from lagom_overlap.jobfile.job import Job
 from lagom_overlap.tuners.exhaustive import Exhaustive
 from lagom_overlap.tuners.journal import Entry, StepKind
 from lagom_overlap.tuners.problem import Failure, Measurement
@@ -31,7 +31,7 @@ def run_of(
     monkeypatch: pytest.MonkeyPatch, stub: StubBackend, *, max_seconds: float = 1000, max_measurements: int = 40
 ) -> Run:
     install(monkeypatch, stub)
-    problems = tuple(stub.problem(group) for group in groups_of(job()))
+    problems = tuple(stub.problem(group) for group in Job(job()).groups)
     study = Study(problems, Exhaustive(problems), num_pairs=3, max_measurements=max_measurements)
     return Run(
         study=study,
@@ -148,7 +148,7 @@ def test_a_machine_that_fails_ends_the_run_after_the_whole_steps_were_kept(monke
 
 
 def test_an_iteration_counts_each_group_and_needs_them_all():
-    problems = tuple(StubBackend({}).problem(group) for group in groups_of(job()))
+    problems = tuple(StubBackend({}).problem(group) for group in Job(job()).groups)
     g = Measurement(makespan_s=5, comp_s=1, comm_s=(1, 1))
     h = Measurement(makespan_s=7, comp_s=1, comm_s=(1,))
     assert iteration_makespan_s(problems, {"g": g, "h": h}) == 2 * 5 + 3 * 7

@@ -33,9 +33,8 @@ from stub_backend import (
 from lagom_overlap import __version__
 from lagom_overlap.cli import main
 from lagom_overlap.errors import BackendError, OutputError, SpaceError, UnknownNameError
-from lagom_overlap.jobfile.build import groups_of, job_fingerprint
 from lagom_overlap.jobfile.describe import OUT_OF_BUDGET
-from lagom_overlap.jobfile.ground import Ground
+from lagom_overlap.jobfile.job import Job, PredictedJob, job_fingerprint
 from lagom_overlap.jobfile.spec import parse_job
 from lagom_overlap.record import append_line, write_private
 from lagom_overlap.results.tune import TuneResult
@@ -61,7 +60,7 @@ LEFT_ALONE = {"g": {"ag": {}, "rs": {}}, "h": {"ar": {}}}
 
 def tuned(monkeypatch, folder: Path, stub: StubBackend, *, request: dict[str, Any] | None = None, **tune) -> TuneResult:
     install(monkeypatch, stub)
-    return run_tune(TuneRequest(spec=job(**tune), out=folder / "run", **(request or {})))
+    return run_tune(TuneRequest(job=Job(job(**tune)), out=folder / "run", **(request or {})))
 
 
 def printed(result: TuneResult) -> dict[str, Any]:
@@ -247,7 +246,7 @@ def test_the_header_names_job_backend_and_what_was_compared(monkeypatch, tmp_pat
     tuned(monkeypatch, tmp_path, StubBackend(TIMES))
     header = parse_header(lines_of(tmp_path)[0], "here")
     spec = job()
-    assert header.job_fingerprint == job_fingerprint(spec, groups_of(spec))
+    assert header.job_fingerprint == job_fingerprint(spec, Job(spec).groups)
     assert header.backend == "simulated"
     assert {name: group.comms for name, group in header.groups.items()} == {"g": ("ag", "rs"), "h": ("ar",)}
     assert header.groups["g"].default == assignment_of(UNTOUCHED_G)
@@ -420,7 +419,7 @@ def test_ctrl_c_while_the_results_are_written_waits_until_they_are(monkeypatch, 
     install(monkeypatch, StubBackend(TIMES))
     monkeypatch.setattr("lagom_overlap.verbs.tune.render_tuning", page)
     try:
-        result = run_tune(TuneRequest(spec=job(), out=tmp_path / "run"))
+        result = run_tune(TuneRequest(job=Job(job()), out=tmp_path / "run"))
     except KeyboardInterrupt:
         pytest.fail("the results were cut off")
     assert result.interrupted is False
@@ -435,7 +434,7 @@ def test_what_others_read_is_written_before_the_page_is_made(monkeypatch, tmp_pa
     made: set[str] = set()
     install(monkeypatch, StubBackend(TIMES))
     monkeypatch.setattr("lagom_overlap.verbs.tune.render_tuning", page)
-    run_tune(TuneRequest(spec=job(), out=tmp_path / "run"))
+    run_tune(TuneRequest(job=Job(job()), out=tmp_path / "run"))
     assert made == {"configs.toml", "run.json", "measurements.jsonl"}
 
 
@@ -493,7 +492,7 @@ def test_without_a_folder_each_run_gets_its_own_below_lagom_runs_under_the_jobs_
     monkeypatch.setattr("lagom_overlap.jobfile.run_folder.utc_now", lambda: "2026-01-02T03:04:05Z")
     for name in ("toy-job-20260102T030405Z", "toy-job-20260102T030405Z-2"):
         install(monkeypatch, StubBackend(TIMES))
-        result = run_tune(TuneRequest(spec=job()))
+        result = run_tune(TuneRequest(job=Job(job())))
         assert result.folder == Path("lagom-runs") / name
         assert (tmp_path / result.folder / "run.json").exists()
 
@@ -531,26 +530,26 @@ def test_the_seed_orders_the_rounds_and_reaches_the_tuner(monkeypatch, tmp_path)
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """Where a ground came from."""
+    """Where groups came from."""
 
     trace: str
 
 
-def test_a_ground_takes_the_place_of_the_jobs_groups_and_backend(monkeypatch, tmp_path):
+def test_a_predicted_job_is_tuned_on_the_traces_groups_and_backend(monkeypatch, tmp_path):
     install(monkeypatch, StubBackend({}))
     stub = StubBackend(TIMES)
-    ground = Ground(
-        groups=groups_of(job())[1:],
+    predicted = PredictedJob(
+        spec=job(),
+        traced=Job(job()).groups[1:],
         backend=stub,
-        backend_name="traced",
-        notes=("predicted",),
-        arm_words={"default": "as traced"},
-        record=Origin("rank0.json"),
+        caveats=("predicted",),
+        default_words="as traced",
+        trace_record=Origin("rank0.json"),
     )
-    result = run_tune(TuneRequest(spec=job(), ground=ground, out=tmp_path / "run"))
+    result = run_tune(TuneRequest(job=predicted, out=tmp_path / "run"))
     found = printed(result)
     assert list(found["configs"]) == ["h"]
-    assert (found["backend"], found["notes"]) == ("traced", ["predicted"])
+    assert (found["backend"], found["notes"]) == ("predicted_from_trace", ["predicted"])
     assert result.arm_words == {"default": "as traced"}
     # Only h, three times an iteration, medians of 1, 8, 4 and 2, 2, 2.
     assert (found["default"]["makespan_s"], found["best"]["makespan_s"]) == (3 * 4, 3 * 2)
@@ -582,7 +581,7 @@ def simulated(folder: Path, names: tuple[str, ...], **tune: object) -> dict[str,
     raw: dict[str, Any] = json.loads(json.dumps(SIMULATED))
     raw["group"] = [group for group in raw["group"] if group["name"] in names]
     raw["tune"].update(tune)
-    return printed(run_tune(TuneRequest(spec=parse_job(raw, "job.toml"), out=folder / "run")))
+    return printed(run_tune(TuneRequest(job=Job(parse_job(raw, "job.toml")), out=folder / "run")))
 
 
 def test_on_the_simulator_minimal_resources_for_a_lone_collective_are_refused_and_nothing_is_set(tmp_path):

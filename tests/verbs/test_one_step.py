@@ -18,9 +18,8 @@ from lagom_overlap.cli.main import main
 from lagom_overlap.collective import CommConfig, LaunchConfig, launched
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.errors import JobError
-from lagom_overlap.jobfile.build import contention_model_of, groups_of, iteration_of, open_backend, request_of
+from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.spec import JobSpec, read_job
-from lagom_overlap.jobfile.step import job_step
 from lagom_overlap.jobfile.whole_step import WholeStep
 from lagom_overlap.planners.simulated import simulated
 from lagom_overlap.planners.times import ModelTimes
@@ -85,7 +84,7 @@ def job(name: str) -> JobSpec:
 @cache
 def said_of(name: str) -> SimulateResult:
     """What `simulate` says of an example."""
-    return run_simulate(SimulateRequest(spec=job(name)))
+    return run_simulate(SimulateRequest(job=Job(job(name))))
 
 
 @cache
@@ -115,10 +114,10 @@ def test_a_verb_takes_an_example_or_says_why_not(name: str) -> None:
         with pytest.raises(JobError, match=expected.simulate):
             said_of(name)
     if expected.tune is None:
-        assert groups_of(spec)
+        assert Job(spec).groups
     else:
         with pytest.raises(JobError, match=expected.tune):
-            groups_of(spec)
+            _ = Job(spec).groups
     if expected.plan is not None:
         with pytest.raises(JobError, match=expected.plan):
             given_of(name)
@@ -135,7 +134,7 @@ def test_a_product_of_a_captured_step_has_the_price_of_a_built_one(tmp_path: Pat
     )
     given, product = read_input(path).problem, Gemm(4096, 4096, 4096)
     assert isinstance(given.times, ModelTimes)
-    built, captured = given.times.price.model, contention_model_of(read_job(path), given.cluster)
+    built, captured = given.times.price.model, Job(read_job(path)).price_on(given.cluster)
     assert captured.kernel_seconds(captured.kernel(product)) == built.kernel_seconds(built.kernel(product))
 
 
@@ -153,18 +152,18 @@ def test_a_search_prices_an_operator_as_the_step_of_its_framework_does(
         f'[parallel]\ntensor = 8\nframework = "{framework}"\n'
     )
     spec = read_job(path)
-    built = job_step(spec)
+    built = Job(spec).step
     assert built is not None
-    request, stepped = request_of(spec, ()), built.simulator().price.model
+    request, stepped = Job(spec).request_for(()), built.simulator.price.model
     searched = ContentionModel(built.cluster, load_profile(request.profile), operators=request.operators)
-    for model in (searched, contention_model_of(spec, built.cluster)):
+    for model in (searched, Job(spec).price_on(built.cluster)):
         assert model.kernel_seconds(model.kernel(work)) == stepped.kernel_seconds(stepped.kernel(work))
 
 
 def test_a_capture_on_a_named_cluster_is_priced_as_in_a_job(tmp_path: Path) -> None:
-    built = job_step(job("llama3_8b_fsdp2_h100.toml"))
+    built = Job(job("llama3_8b_fsdp2_h100.toml")).step
     assert built is not None
-    step = built.step()
+    step = built.issued
     write_capture(tmp_path / "step.json.gz", replace(step, iteration=replace(step.iteration, is_dataflow=True)))
     (tmp_path / "job.toml").write_text(
         f'[job]\nname = "x"\n[model]\ncapture = "{tmp_path}/step.json.gz"\n[cluster]\npreset = "h100_dgx"\nnodes = 8\n'
@@ -180,9 +179,9 @@ def test_a_capture_on_a_named_cluster_is_priced_as_in_a_job(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", MODELS)
 def test_plan_begins_with_the_step_that_simulate_predicts(name: str) -> None:
-    built, given = job_step(job(name)), given_of(name)
+    built, given = Job(job(name)).step, given_of(name)
     assert built is not None
-    assert operators(given.issued) == operators(built.step().issued)
+    assert operators(given.issued) == operators(built.issued.issued)
     before_s = simulated(given.problem, given.issued).makespan_s
     said = said_of(name)
     assert before_s == pytest.approx(said.stages[0].step_s, rel=1e-12)  # sums of layers that are repeated round apart
@@ -193,14 +192,14 @@ def test_plan_begins_with_the_step_that_simulate_predicts(name: str) -> None:
 @pytest.mark.parametrize("name", TUNED)
 def test_tune_finds_its_groups_in_that_step_and_predicts_the_same(name: str, tmp_path: Path) -> None:
     spec = job(name)
-    step = iteration_of(spec)
-    built = job_step(spec)
+    step = Job(spec).issued
+    built = Job(spec).step
     assert step is not None
     assert built is not None
-    assert operators(step) == operators(built.step().issued)
-    assert groups_of(spec) == find_overlap_groups(step)
+    assert operators(step) == operators(built.issued.issued)
+    assert Job(spec).groups == find_overlap_groups(step)
     said = said_of(name).iteration_s
-    found = run_tune(TuneRequest(spec=spec, tuner="default", out=tmp_path / "run"))
+    found = run_tune(TuneRequest(job=Job(spec), tuner="default", out=tmp_path / "run"))
     assert found.step_s == said
 
 
@@ -208,10 +207,10 @@ def test_tune_finds_its_groups_in_that_step_and_predicts_the_same(name: str, tmp
 def test_compare_speaks_of_that_step_too(name: str, tmp_path: Path) -> None:
     spec = job(name)
     said = said_of(name).iteration_s
-    found = run_compare(CompareRequest(spec=spec, tuners=("default", "fixed_min")))
+    found = run_compare(CompareRequest(job=Job(spec), tuners=("default", "fixed_min")))
     assert found.step_s == found.rows[0].step_s == said
     unguarded = msgspec.structs.replace(spec, tune=msgspec.structs.replace(spec.tune, guard=False))
-    tuned = run_tune(TuneRequest(spec=unguarded, tuner="fixed_min", out=tmp_path / "run"))
+    tuned = run_tune(TuneRequest(job=Job(unguarded), tuner="fixed_min", out=tmp_path / "run"))
     assert tuned.tuned_step_s == found.rows[1].step_s
     assert tuned.tuned_step_s not in (None, said)
 
@@ -220,10 +219,10 @@ def test_the_step_with_settings_is_simulates_with_every_call_of_a_group_set_by_n
     """Group 1 is the forward's gathers of layers 1 to 31, group 7 the last of backward (counted by hand)."""
     name, config = "phi2_fsdp_a40.toml", CommConfig(num_channels=2)
     spec, given = job(name), given_of(name)
-    groups = groups_of(spec)
-    backend = open_backend(spec, "simulated", request_of(spec, groups))
+    groups = Job(spec).groups
+    backend = Job(spec).open("simulated", Job(spec).request_for(groups))
     problems = tuple(backend.problem(group) for group in groups)
-    step = WholeStep.of(spec, "simulated")
+    step = WholeStep.of(Job(spec), "simulated")
     assert step is not None
     found = {groups[1].name: (config,), groups[7].name: (problems[7].default[0], config)}
     assert (groups[1].comm_names, groups[7].comm_names) == (
@@ -250,9 +249,9 @@ def test_every_verb_refuses_a_job_that_does_not_fit_in_the_same_words(tmp_path: 
     )
     spec, said = read_job(path), list[str]()
     verbs: list[Callable[[], object]] = [
-        lambda: run_simulate(SimulateRequest(spec=spec)),
-        lambda: run_tune(TuneRequest(spec=spec, out=tmp_path / "run")),
-        lambda: run_compare(CompareRequest(spec=spec, tuners=("default",))),
+        lambda: run_simulate(SimulateRequest(job=Job(spec))),
+        lambda: run_tune(TuneRequest(job=Job(spec), out=tmp_path / "run")),
+        lambda: run_compare(CompareRequest(job=Job(spec), tuners=("default",))),
         lambda: read_input(path),
     ]
     for verb in verbs:
@@ -291,12 +290,12 @@ def test_memory_is_written_alike_wherever_it_is_read(tmp_path: Path, capsys: pyt
 @pytest.mark.parametrize("rules", [FSDP2, DDP, MEGATRON, DEEPSPEED])
 def test_phi_2_reduces_what_its_framework_and_precision_say(rules: IssueRules) -> None:
     """The bytes of the gradients: parameters times the reduction's format, whatever the framework's units."""
-    built = job_step(job("phi2_fsdp_a40.toml"))
+    built = Job(job("phi2_fsdp_a40.toml")).step
     assert built is not None
     own = rules.precision
     stage = 0 if rules in (DDP, MEGATRON) else 3
     layout = replace(built.layout, zero_stage=stage)
-    step = replace(built, rules=rules, precision=own, layout=layout).step()
+    step = replace(built, rules=rules, precision=own, layout=layout).issued
     kinds = ("reduce_scatter", "all_reduce")
     moved = sum(
         op.collective.num_bytes

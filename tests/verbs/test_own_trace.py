@@ -14,10 +14,9 @@ from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.cost.overlap_fit import OverlapConstants, Way, WayConstants
 from lagom_overlap.cost.overlap_preset import FILE_NAME, constants_to_json, read_constants
 from lagom_overlap.errors import BundleError, JobError
-from lagom_overlap.jobfile.build import groups_of, limits_of
-from lagom_overlap.jobfile.ground import Ground
+from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.spec import parse_job
-from lagom_overlap.verbs.own_trace import arms_of_run, fitted_to_default, ground_of_run, read_own_run
+from lagom_overlap.verbs.own_trace import arms_of_run, fitted_to_default, job_of_run, read_own_run
 from lagom_overlap.verbs.tune import TuneRequest, run_tune
 
 AG, RS = CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER
@@ -52,16 +51,11 @@ def recorded(tmp_path_factory):
     base = tmp_path_factory.mktemp("recorded")
     example = Path(__file__).parents[2] / "examples" / "gpt_fsdp_gloo.toml"
     spec = parse_job(tomllib.loads(example.read_text()), "example")
-    groups = groups_of(spec)
-    ground = Ground(
-        groups=groups,
-        backend=FittedBackend(CONSTANTS, {group.name: ALONE_S for group in groups}, limits_of(spec.tune.space)),
-        backend_name="gloo",
-        notes=(),
-        arm_words={},
-        record=Kept(),
-    )
-    run_tune(TuneRequest(spec=spec, ground=ground, out=base / "run"))
+    job = Job(spec)
+    backend = FittedBackend(CONSTANTS, {group.name: ALONE_S for group in job.groups}, job.limits)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Job, "open", lambda *_: backend)
+        run_tune(TuneRequest(job=job, out=base / "run"))
     (base / "run" / FILE_NAME).write_bytes(constants_to_json(CONSTANTS, NOTE))
     return base / "run"
 
@@ -118,21 +112,21 @@ def test_the_verb_predicts_from_a_run_folder(folder, tmp_path, capsys):
 def test_without_a_calibration_it_says_what_makes_one(folder):
     (folder / FILE_NAME).unlink()
     with pytest.raises(JobError, match="calibration_gloo"):
-        ground_of_run(folder)
+        job_of_run(folder)
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"format": "other"}', "[1]"])
 def test_a_damaged_calibration_is_refused(folder, content):
     (folder / FILE_NAME).write_text(content)
     with pytest.raises(JobError, match="calibration"):
-        ground_of_run(folder)
+        job_of_run(folder)
 
 
 @pytest.mark.parametrize("name", ["run.json", "measurements.jsonl"])
 def test_a_damaged_run_is_refused(folder, name):
     (folder / name).write_text("{")
     with pytest.raises(BundleError):
-        ground_of_run(folder)
+        job_of_run(folder)
 
 
 def test_a_job_file_beside_a_run_folder_is_refused(folder, capsys):

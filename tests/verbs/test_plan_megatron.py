@@ -10,6 +10,7 @@ from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.errors import JobError
 from lagom_overlap.export.tp_overlap import tp_overlap_yaml
 from lagom_overlap.hardware import load_preset
+from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.spec import read_job
 from lagom_overlap.planners.base import PlanProblem
 from lagom_overlap.planners.deadline import Work
@@ -253,7 +254,7 @@ def test_a_pipelines_experts_gain_what_simulate_says_of_the_job_file_with_the_ke
     simulated_s = []
     for more in ("", "overlap_experts = true\n"):
         path.write_text(MIXTURE + INTERLEAVED + more)
-        simulated_s.append(run_simulate(SimulateRequest(spec=read_job(path))).iteration_s)
+        simulated_s.append(run_simulate(SimulateRequest(job=Job(read_job(path)))).iteration_s)
     assert (advice.without_s, advice.with_s) == tuple(simulated_s)
     assert advice.gain > MIN_GAIN
     for wanted in (None, MegatronFlags(overlap_experts=True)):

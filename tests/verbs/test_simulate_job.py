@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lagom_overlap.errors import JobError, LagomError
-from lagom_overlap.jobfile.build import groups_of
+from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.spec import parse_job, read_job
 from lagom_overlap.results.simulate import SimulateResult
 from lagom_overlap.verbs.simulate import SimulateRequest, run_simulate
@@ -27,7 +27,7 @@ def job(parallel: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 def simulate(parallel: dict[str, Any], out: Path | None = None, **changes: Any) -> SimulateResult:
-    return run_simulate(SimulateRequest(spec=parse_job(job(parallel, **changes), "job.toml"), out=out))
+    return run_simulate(SimulateRequest(job=Job(parse_job(job(parallel, **changes), "job.toml")), out=out))
 
 
 def test_every_key_of_parallel_reaches_the_layout() -> None:
@@ -80,7 +80,7 @@ def test_the_printed_object_adds_up() -> None:
 def test_a_run_folder_holds_record_report_and_timeline(tmp_path: Path) -> None:
     spec = parse_job(job({"pipeline": 4, "global_batch": 8}) | {"job": {"name": "<b>&"}}, "job.toml")
     folder = tmp_path / "run"
-    result = run_simulate(SimulateRequest(spec=spec, out=folder))
+    result = run_simulate(SimulateRequest(job=Job(spec), out=folder))
     assert sorted(path.name for path in folder.iterdir()) == ["report.html", "run.json", "timeline.json"]
     record = json.loads((folder / "run.json").read_text())
     assert record["result"]["iteration_s"] == result.iteration_s
@@ -172,7 +172,7 @@ def test_every_exposed_collective_waits_for_the_last_rank() -> None:
 
 def test_a_job_of_groups_is_refused() -> None:
     with pytest.raises(JobError, match="the job has no \\[model\\]"):
-        run_simulate(SimulateRequest(spec=read_job(EXAMPLES / "gpt_fsdp_gloo.toml")))
+        run_simulate(SimulateRequest(job=Job(read_job(EXAMPLES / "gpt_fsdp_gloo.toml"))))
 
 
 def test_keys_that_simulate_does_not_read_are_named() -> None:
@@ -193,12 +193,12 @@ def test_pytorchs_interleaved_stages_are_told_of_a_communicator_for_each_pair() 
 
 
 def test_tune_takes_any_layout_but_a_pipeline() -> None:
-    both = groups_of(parse_job(job({"fsdp": 8, "tensor": 2}), "job.toml"))
+    both = Job(parse_job(job({"fsdp": 8, "tensor": 2}), "job.toml")).groups
     assert {comm.communicator for group in both for comm in group.comms} == {"fsdp"}  # products wait for the others
     with pytest.raises(JobError, match=r"parallel\.pipeline is 2, must be 1"):
-        groups_of(parse_job(job({"pipeline": 2, "data": 4}), "job.toml"))
+        _ = Job(parse_job(job({"pipeline": 2, "data": 4}), "job.toml")).groups
     with pytest.raises(JobError, match="no communication of this job overlaps a computation"):
-        groups_of(parse_job(job({"micro_batch": 2}), "job.toml"))
+        _ = Job(parse_job(job({"micro_batch": 2}), "job.toml")).groups
 
 
 def test_ddp_of_pytorch_2_15_hides_no_reduction_and_is_told_what_would() -> None:

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from lagom_overlap.errors import JobError
+from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.memory import check_memory
 from lagom_overlap.jobfile.spec import parse_job
-from lagom_overlap.jobfile.step import job_step
 from lagom_overlap.results.simulate import SimulateResult
 from lagom_overlap.verbs.simulate import SimulateRequest, run_simulate
 
@@ -27,7 +27,7 @@ def job(parallel: dict[str, Any], model: str = "llama-2-13b", seq_len: int = 409
 
 def refusal(raw: dict[str, Any]) -> str:
     spec = parse_job(raw, "job.toml")
-    step = job_step(spec)
+    step = Job(spec).step
     assert step is not None
     with pytest.raises(JobError) as error:
         check_memory(step)
@@ -41,7 +41,7 @@ def values(text: str) -> dict[str, Any]:
 
 
 def simulate(raw: dict[str, Any]) -> SimulateResult:
-    return run_simulate(SimulateRequest(spec=parse_job(raw, "job.toml")))
+    return run_simulate(SimulateRequest(job=Job(parse_job(raw, "job.toml"))))
 
 
 @pytest.mark.parametrize(

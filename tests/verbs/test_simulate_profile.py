@@ -11,6 +11,7 @@ from lagom_overlap.cli.main import main
 from lagom_overlap.cost.operators import load_operators
 from lagom_overlap.errors import JobError, OutputError
 from lagom_overlap.hardware import load_preset
+from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.spec import JobSpec, parse_job
 from lagom_overlap.verbs.simulate_profile import run_profile
 from lagom_overlap.verbs.tune import TuneRequest, run_tune
@@ -29,7 +30,7 @@ def job(**more: object) -> JobSpec:
 
 
 def test_a_profile_becomes_a_cluster_file_that_tune_searches_on(tmp_path: Path) -> None:
-    result = run_profile(job(), tmp_path / "p", repeats=2)
+    result = run_profile(Job(job()), tmp_path / "p", repeats=2)
     assert result.files[0] == tmp_path / "p" / "machine.toml"
     assert {row.pieces for row in result.operators} == {1, 2, 4}
     assert result.held_out_mean_abs_error is not None
@@ -39,7 +40,7 @@ def test_a_profile_becomes_a_cluster_file_that_tune_searches_on(tmp_path: Path) 
     assert operators.fitted_on == "a profile of this machine"
     assert cluster.gpu.name == operators.name == "this machine"
     spec = job(cluster={"preset": str(result.files[0])}, tune={"tuner": "fixed_min", "pairs": 3})
-    found = run_tune(TuneRequest(spec=spec, out=tmp_path / "run"))
+    found = run_tune(TuneRequest(job=Job(spec), out=tmp_path / "run"))
     assert found.default is not None
     assert found.default.makespan_s > 0
 
@@ -68,8 +69,8 @@ def test_a_job_of_a_model_and_a_folder_that_exists_are_refused(tmp_path: Path) -
         "parallel": {"fsdp": 8},
     }
     with pytest.raises(JobError, match="has a \\[model\\]"):
-        run_profile(msgspec.convert(raw, JobSpec), tmp_path / "p")
+        run_profile(Job(msgspec.convert(raw, JobSpec)), tmp_path / "p")
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "file").touch()
     with pytest.raises(OutputError):
-        run_profile(job(), tmp_path / "there")
+        run_profile(Job(job()), tmp_path / "there")

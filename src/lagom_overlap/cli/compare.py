@@ -10,9 +10,8 @@ from lagom_overlap.cli.progress import PlainLines, is_terminal
 from lagom_overlap.cli.stdout import say
 from lagom_overlap.errors import JobError
 from lagom_overlap.interrupts import exit_code, held_back
-from lagom_overlap.jobfile.build import join_launched
+from lagom_overlap.jobfile.job import Job, join_launched
 from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
-from lagom_overlap.jobfile.spec import read_job
 from lagom_overlap.report.compare.terminal import compare_table
 from lagom_overlap.report.compare_page import render_comparison
 from lagom_overlap.report.compare_planners.terminal import planners_table
@@ -33,14 +32,14 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.times is not None:
         raise JobError("--times goes with --planners: tuners measure what they search")
     tuners = [name.strip() for name in arguments.tuners.split(",") if name.strip()]
-    spec = read_job(arguments.job)
-    if (code := join_launched(arguments.backend or spec.job.backend)) is not None:
+    job = Job.read(arguments.job)
+    if (code := join_launched(job.backend_name(arguments.backend))) is not None:
         return code
     log = Console(stderr=True)
     if arguments.out is not None:
         RunFolder.check(arguments.out)
     request = CompareRequest(
-        spec=spec,
+        job=job,
         tuners=tuners,
         backend=arguments.backend,
         seed=arguments.seed,
@@ -50,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     with PlainLines("compare", "starting") as lines:
         result = run_compare(request, note=log.print if is_terminal() else lines.update)
     asked = {key: getattr(arguments, key) for key in ("backend", "bundle", "warm_start")}
-    record = RunRecord.now(RunKind.COMPARE, seed=result.seed, job=spec, request={"tuners": tuners, **asked})
+    record = RunRecord.now(RunKind.COMPARE, seed=result.seed, job=job.spec, request={"tuners": tuners, **asked})
     return _finish(arguments, record, result, compare_table(result.rows, result.step_s), len(tuners))
 
 

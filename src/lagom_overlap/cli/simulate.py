@@ -9,7 +9,7 @@ from pathlib import Path
 from lagom_overlap.cli.output import show
 from lagom_overlap.cli.stdout import say
 from lagom_overlap.errors import JobError
-from lagom_overlap.jobfile.spec import JobSpec, read_job
+from lagom_overlap.jobfile.job import Job
 from lagom_overlap.report.simulate.terminal import captured_summary, simulation_summary
 from lagom_overlap.verbs.simulate import SimulateRequest, run_simulate
 
@@ -18,10 +18,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the verb and returns the exit code."""
     if arguments.profile:
         return _profile(arguments)
-    spec = read_job(arguments.job)
-    if spec.model is not None and spec.model.capture is not None:
-        return _captured(spec, arguments)
-    result = run_simulate(SimulateRequest(spec=spec, out=arguments.out))
+    job = Job.read(arguments.job)
+    if job.spec.model is not None and job.spec.model.capture is not None:
+        return _captured(job, arguments)
+    result = run_simulate(SimulateRequest(job=job, out=arguments.out))
     if arguments.json:
         say(result.to_json())
         return 0
@@ -30,10 +30,10 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _captured(spec: JobSpec, arguments: argparse.Namespace) -> int:
+def _captured(job: Job, arguments: argparse.Namespace) -> int:
     from lagom_overlap.verbs.simulate_capture import simulate_capture  # noqa: PLC0415 - seldom asked for
 
-    result = simulate_capture(spec, arguments.out)
+    result = simulate_capture(job, arguments.out)
     if arguments.json:
         say(result.to_json())
         return 0
@@ -55,7 +55,7 @@ def _profile(arguments: argparse.Namespace) -> int:
 
     if arguments.out is None:
         raise JobError("--profile writes a cluster file: give --out DIR")
-    result = run_profile(read_job(arguments.job), arguments.out)
+    result = run_profile(Job.read(arguments.job), arguments.out)
     if arguments.json:
         say(result.to_json())
         return 0

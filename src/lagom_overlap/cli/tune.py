@@ -13,14 +13,14 @@ from lagom_overlap.cli.output import EXIT_UNWRITTEN, show
 from lagom_overlap.cli.progress import PlainLines, is_terminal
 from lagom_overlap.cli.stdout import say
 from lagom_overlap.interrupts import exit_code
-from lagom_overlap.jobfile.build import join_launched
+from lagom_overlap.jobfile.job import join_launched
 from lagom_overlap.jobfile.spec import JobSpec, read_job
 from lagom_overlap.report.tune.terminal import changes, verdict_panel
 from lagom_overlap.report.tune.words import next_step
 from lagom_overlap.tuners.journal import StepKind
 from lagom_overlap.units import format_seconds
 from lagom_overlap.verbs.measure import Observer, RunProgress
-from lagom_overlap.verbs.own_trace import ground_for
+from lagom_overlap.verbs.own_trace import job_for
 from lagom_overlap.verbs.tune import RUN_FILES, TuneRequest, run_tune
 
 
@@ -65,13 +65,10 @@ class ProgressBar:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the verb and returns the exit code."""
-    job = None if arguments.job is None else read_job(arguments.job)
-    spec, ground = ground_for(
-        job, arguments.from_trace, seed=arguments.seed, backend=arguments.backend, bundle=arguments.bundle
-    )
+    spec = None if arguments.job is None else read_job(arguments.job)
+    job = job_for(spec, arguments.from_trace, seed=arguments.seed, backend=arguments.backend, bundle=arguments.bundle)
     request = TuneRequest(
-        spec=spec,
-        ground=ground,
+        job=job,
         backend=arguments.backend,
         tuner=arguments.tuner,
         seed=arguments.seed,
@@ -81,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if (code := join_launched(request.backend_name)) is not None:
         return code
-    with PlainLines("tune", "starting") as lines, ProgressBar(spec) as observe:
+    with PlainLines("tune", "starting") as lines, ProgressBar(job.spec) as observe:
         result = run_tune(request, _telling(observe, lines))
     if arguments.json:
         say(result.to_json())

@@ -32,7 +32,7 @@ def check_memory(job: JobStep) -> None:
     Raises:
         JobError: with what the fullest GPU needs, and what would help.
     """
-    memories, gpu = job.memories(), job.cluster.gpu
+    memories, gpu = job.memories, job.cluster.gpu
     rank = max(range(len(memories)), key=lambda index: memories[index].total_bytes)
     worst = memories[rank]
     if worst.total_bytes > gpu.memory_bytes:
@@ -57,7 +57,7 @@ def accuracy_note(job: JobStep) -> str:
             f"Memory is counted by formulas: what framework {job.rules.name} holds for itself is not in it, and "
             "nothing of it was compared with an allocator."
         )
-    fullest = max(job.memories(), key=lambda memory: memory.total_bytes)
+    fullest = max(job.memories, key=lambda memory: memory.total_bytes)
     reserved, limit = fullest.reserved_bytes, job.cluster.gpu.memory_bytes
     known = (
         f"{WORST_ALLOCATED:.0%} and {WORST_RESERVED:.0%} are the worst errors on {NUM_JOBS} emulated jobs"

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from lagom_overlap.errors import JobError, MissingDependencyError
 from lagom_overlap.hardware import Cluster
-from lagom_overlap.jobfile.build import contention_model_of
+from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.spec import JobSpec
 from lagom_overlap.jobfile.step import filled_cluster
 from lagom_overlap.planners.times import ModelTimes
@@ -22,31 +22,31 @@ SEARCH_S: Final = 60.0
 """Seconds that a search may take; programs of one mesh dimension are solved in a few."""
 
 
-def searched_step(spec: JobSpec) -> tuple[IssuedStep, Cluster]:
+def searched_step(job: Job) -> tuple[IssuedStep, Cluster]:
     """One rank's step under the sharding found over `parallel.auto`, and the cluster that it was found for.
 
     Raises:
         LagomError: if an extra is missing, the model is unknown, or no sharding fits the memory.
     """
-    parallel = _parallel(spec)
+    parallel = _parallel(job.spec)
     if parallel.auto is None:
         raise JobError("missing key 'parallel.auto': a search for a sharding needs a mesh")
-    return _found(spec, tuple(parallel.auto), None)
+    return _found(job, tuple(parallel.auto), None)
 
 
-def zero_step(spec: JobSpec) -> tuple[IssuedStep, Cluster]:
+def zero_step(job: Job) -> tuple[IssuedStep, Cluster]:
     """One rank's step of data parallelism with ZeRO stage 1 or 2: parameters whole, the optimizer shared out.
 
     Raises:
         LagomError: as `searched_step`, or if other degrees are asked for besides `data`.
     """
-    parallel = _parallel(spec)
+    parallel = _parallel(job.spec)
     for name in ("tensor", "expert", "pipeline"):
         if getattr(parallel, name) != 1:
             raise JobError(
                 f"parallel.zero_stage is {parallel.zero_stage}: captured with data alone, parallel.{name} must be 1"
             )
-    return _found(spec, (parallel.data or 1,), parallel.zero_stage)
+    return _found(job, (parallel.data or 1,), parallel.zero_stage)
 
 
 def _parallel(spec: JobSpec) -> ParallelTable:
@@ -54,8 +54,8 @@ def _parallel(spec: JobSpec) -> ParallelTable:
     return spec.parallel
 
 
-def _found(spec: JobSpec, mesh_shape: tuple[int, ...], zero_stage: int | None) -> tuple[IssuedStep, Cluster]:
-    parallel = _parallel(spec)
+def _found(job: Job, mesh_shape: tuple[int, ...], zero_stage: int | None) -> tuple[IssuedStep, Cluster]:
+    spec, parallel = job.spec, _parallel(job.spec)
     if spec.model is None or spec.model.name is None or spec.model.seq_len is None or spec.cluster is None:
         raise JobError("a search for a sharding needs [model] with name and seq_len, and [cluster]")
     num_ranks = prod(mesh_shape)
@@ -74,7 +74,7 @@ def _found(spec: JobSpec, mesh_shape: tuple[int, ...], zero_stage: int | None) -
         programs.capture_program(build, name=title).program.with_updates(),
         mesh_shape=mesh_shape,
         cluster=cluster,
-        times=ModelTimes(contention_model_of(spec, cluster)),
+        times=ModelTimes(job.price_on(cluster)),
         memory_limit_bytes=cluster.gpu.memory_bytes if limit is None else size_bytes(limit, "plan.memory_limit"),
         zero_stage=zero_stage,
         limit_s=SEARCH_S,

@@ -1,11 +1,10 @@
-"""The training step of a job: of its named model, the same in every verb, or read from the capture that it names."""
+"""The training step of a job's named model, the same in every verb."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import cached_property
 from typing import Final
 
-from lagom_overlap.capturing.file import read_capture
 from lagom_overlap.cost.nccl.machines import is_guessed, nccl_of
 from lagom_overlap.cost.operators import (
     FrameworkConstants,
@@ -17,7 +16,7 @@ from lagom_overlap.cost.profile import Profile, contention_of, load_profile
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import Cluster, Gpu, load_preset
 from lagom_overlap.jobfile.spec import ClusterTable, JobSpec, ModelTable
-from lagom_overlap.sim.training import TrainingSimulator
+from lagom_overlap.sim.training import TrainingSimulator, TrainingTimes
 from lagom_overlap.workload.issued import IssuedStep
 from lagom_overlap.workload.models import TransformerModel, load_model
 from lagom_overlap.workload.parallel import (
@@ -37,9 +36,12 @@ MAX_PASSES: Final = 1 << 14
 """Layers of all micro-batches of a step that is written out: as many are 600,000 operations, 20 s and 0.8 GB."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class JobStep:
-    """What a job with a named model trains, how and on what; `says_fsdp` where it names its degree so."""
+    """What a job with a named model trains, how and on what; `says_fsdp` where it names its degree so.
+
+    What is made of it is made once; another layout or carve-out is another step (`dataclasses.replace`).
+    """
 
     model: TransformerModel
     layout: ParallelLayout
@@ -55,8 +57,9 @@ class JobStep:
     rank_skew_s: float
     says_fsdp: bool
 
-    def simulator(self, sm_carveout: int | None = None) -> TrainingSimulator:
-        """The job's iteration under contention, by default with the job's own carve-out."""
+    @cached_property
+    def simulator(self) -> TrainingSimulator:
+        """The job's iteration under contention."""
         return TrainingSimulator(
             self.model,
             self.layout,
@@ -68,11 +71,17 @@ class JobStep:
             rules=self.rules,
             precision=self.precision,
             clips=self.clips,
-            sm_carveout=self.sm_carveout if sm_carveout is None else sm_carveout,
+            sm_carveout=self.sm_carveout,
             rank_skew_s=self.rank_skew_s,
         )
 
-    def step(self) -> IssuedStep:
+    @cached_property
+    def times(self) -> TrainingTimes:
+        """The iteration's."""
+        return self.simulator.times()
+
+    @cached_property
+    def issued(self) -> IssuedStep:
         """One rank's whole step; of a pipeline, the first stage's, with one micro-batch.
 
         Raises:
@@ -85,13 +94,14 @@ class JobStep:
                 f"parallel: {num} micro-batches through {layers} layers are too many operations to write out one by "
                 f"one, at most {MAX_PASSES // layers} are (lagom simulate takes more); lessen parallel.global_batch"
             )
-        return self.simulator().step(num_micro_batches=num)
+        return self.simulator.step(num_micro_batches=num)
 
     @property
     def is_whole(self) -> bool:
         """Whether one rank's step is the iteration: there is no pipeline whose stages wait for each other."""
         return self.layout.pipeline == 1
 
+    @cached_property
     def memories(self) -> Sequence[StageMemory]:
         """What one GPU of each stage holds at its peak."""
         stages = plan_stages(self.model, self.layout)
@@ -112,7 +122,7 @@ class JobStep:
     @property
     def most_bytes(self) -> int:
         """What the fullest GPU holds at its peak."""
-        return max(memory.total_bytes for memory in self.memories())
+        return max(memory.total_bytes for memory in self.memories)
 
     @property
     def fits(self) -> bool:
@@ -324,15 +334,3 @@ def job_step(spec: JobSpec) -> JobStep | None:
         rank_skew_s=spec.cost.rank_skew_s,
         says_fsdp=parallel.fsdp is not None,
     )
-
-
-def capture_of(spec: JobSpec, cluster: Cluster | None = None) -> IssuedStep | None:
-    """The capture that a job's `[model] capture` names, laid out on `cluster` if given; None if it names none.
-
-    Raises:
-        JobError: if the file cannot be read, or has more ranks than the cluster has GPUs.
-    """
-    if spec.model is None or spec.model.capture is None:
-        return None
-    capture = read_capture(Path(spec.model.capture))
-    return capture if cluster is None else capture.placed_on(cluster)

@@ -7,34 +7,17 @@ what it gains may be waited for elsewhere. Here the settings of every group go i
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
 
 from lagom_overlap.collective import Collective, CommConfig, launch_of
 from lagom_overlap.errors import SpaceError
-from lagom_overlap.jobfile.build import cluster_of, contention_model_of, iteration_of
-from lagom_overlap.jobfile.memory import beyond_note, check_memory
-from lagom_overlap.jobfile.spec import JobSpec
-from lagom_overlap.jobfile.step import job_step
+from lagom_overlap.jobfile.job import Job
+from lagom_overlap.jobfile.memory import beyond_note
 from lagom_overlap.planners.memory import peak_of_spans
 from lagom_overlap.sim import IterationSimulator
 from lagom_overlap.tuners.base import Problems
 from lagom_overlap.tuners.problem import Assignment
 from lagom_overlap.workload import Iteration
 from lagom_overlap.workload.overlap import call_sites
-
-_MEASURED: Final = ("nccl", "recorded")
-"""Backends whose times are measured: what ran did fit, whatever is estimated."""
-
-
-def check_fits(spec: JobSpec, backend: str) -> None:
-    """Refuses a job that `lagom simulate` refuses because it does not fit its GPU.
-
-    Raises:
-        JobError: as every verb words it.
-    """
-    built = None if backend in _MEASURED else job_step(spec)
-    if built is not None:
-        check_memory(built)
 
 
 def _site(communicator: str, collective: Collective, number: int) -> tuple[str, str, int, int]:
@@ -53,19 +36,18 @@ class WholeStep:
     _own_s: float
 
     @classmethod
-    def of(cls, spec: JobSpec, backend: str) -> "WholeStep | None":
+    def of(cls, job: Job, backend: str) -> "WholeStep | None":
         """The step of a job whose model is priced; None where the job has none, or its times are measured."""
         if backend != "simulated":
             return None
-        built = job_step(spec)
-        if built is not None:
-            trained, step = built.simulator(), built.step()
-            simulator = trained.price.simulator(step.iteration, waits=step.waits)
-            return cls._of(step.iteration, simulator, trained.times().iteration_s, ())
-        cluster, issued = cluster_of(spec), iteration_of(spec)
+        if job.step is not None:
+            step = job.step.issued
+            simulator = job.step.simulator.price.simulator(step.iteration, waits=step.waits)
+            return cls._of(step.iteration, simulator, job.step.times.iteration_s, ())
+        cluster, issued = job.cluster, job.issued
         if cluster is None or issued is None:
             return None
-        simulator = IterationSimulator(issued, contention_model_of(spec, cluster))
+        simulator = IterationSimulator(issued, job.price)
         names = (op.name for op in issued.ops)
         spans = dict(zip(names, zip(*simulator.run({}), strict=True), strict=True))
         notes = beyond_note(peak_of_spans(issued, spans), cluster.gpu)

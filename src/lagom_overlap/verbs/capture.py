@@ -172,10 +172,11 @@ def _capture_job(request: CaptureRequest, spec: JobSpec) -> IssuedStep:
             raise JobError(
                 f"rank is {request.rank}: all ranks of a sharding found by search do the same; leave it at 0"
             )
+        from lagom_overlap.jobfile.job import Job  # noqa: PLC0415
         from lagom_overlap.jobfile.sharding import searched_step, zero_step  # noqa: PLC0415  its cost model reads captures
 
         with _failures_explained(spec.model.name):
-            return (zero_step if spec.parallel.auto is None else searched_step)(spec)[0]
+            return (zero_step if spec.parallel.auto is None else searched_step)(Job(spec))[0]
     options = _options_of(spec.parallel)
     return _capture_named(
         spec.model.name, options, request, seq_len=spec.model.seq_len, micro_batch=spec.parallel.micro_batch

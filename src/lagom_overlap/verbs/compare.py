@@ -13,10 +13,9 @@ from lagom_overlap.backends.base import Backend
 from lagom_overlap.backends.recorded import Recorded, Visit
 from lagom_overlap.errors import BackendError, JobError
 from lagom_overlap.interrupts import received
-from lagom_overlap.jobfile.build import groups_of, open_backend, request_of
-from lagom_overlap.jobfile.describe import notes_of
+from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.spec import JobSpec
-from lagom_overlap.jobfile.whole_step import WholeStep, check_fits
+from lagom_overlap.jobfile.whole_step import WholeStep
 from lagom_overlap.registry import entry_point_names
 from lagom_overlap.results.compare import CompareResult, CompareRow
 from lagom_overlap.tuners.base import Problems
@@ -54,7 +53,7 @@ Note = Callable[[str], None]
 class CompareRequest:
     """What `lagom compare` was asked to do; None leaves the job's own word, but searches begin cold unless told."""
 
-    spec: JobSpec
+    job: Job
     tuners: Sequence[str]
     backend: str | None = None
     seed: int | None = None
@@ -64,12 +63,12 @@ class CompareRequest:
     @property
     def backend_name(self) -> str:
         """The backend that will run."""
-        return self.backend or self.spec.job.backend
+        return self.job.backend_name(self.backend)
 
     @property
     def effective_seed(self) -> int:
         """The seed of the tuners, the noise and the shuffling."""
-        return self.spec.tune.seed if self.seed is None else self.seed
+        return self.job.spec.tune.seed if self.seed is None else self.seed
 
     def check(self) -> None:
         """Refuses what a user can get wrong, before anything is started.
@@ -103,18 +102,17 @@ def run_compare(request: CompareRequest, note: Note = lambda _: None) -> Compare
         LagomError: for a user's mistake or a machine that failed.
     """
     request.check()
-    spec, seed, source = request.spec, request.effective_seed, request.warm_start
-    check_fits(spec, request.backend_name)
-    groups = groups_of(spec)
-    step = WholeStep.of(spec, request.backend_name)
-    backend = open_backend(spec, request.backend_name, request_of(spec, groups, seed=seed, bundle=request.bundle))
-    notes = [*notes_of(spec, request.backend_name, backend), *(step.notes if step else ())]
+    job, spec, seed, source = request.job, request.job.spec, request.effective_seed, request.warm_start
+    job.check_fits(request.backend_name)
+    groups, step = job.groups, WholeStep.of(job, request.backend_name)
+    backend = job.open(request.backend_name, job.request(seed=seed, bundle=request.bundle))
+    notes = [*job.notes(request.backend_name, backend), *(step.notes if step else ())]
     studies: dict[str, Study] = {}
     found = Contenders()
     interrupted = False
     try:
         problems = tuple(backend.problem(group) for group in groups)
-        warm = None if source is None else warm_start_of(source, spec, problems, seed=seed)
+        warm = None if source is None else warm_start_of(source, job, problems, seed=seed)
         if warm is not None:
             begun = ", ".join(name for name in request.tuners if takes_warm_start(name))
             notes.append(f"The search of {begun} began with {warm.source}; every other began cold.")

@@ -21,10 +21,9 @@ from lagom_overlap.export.nvidia_csv import nvidia_csv
 from lagom_overlap.export.plugin_table import plugin_table
 from lagom_overlap.hardware import Cluster
 from lagom_overlap.interrupts import held_back
-from lagom_overlap.jobfile.build import cluster_of, iteration_of
+from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.online_settings import is_online_settings, read_online_deployment
 from lagom_overlap.jobfile.run_folder import RunFolder
-from lagom_overlap.jobfile.spec import JobSpec
 from lagom_overlap.nccl_plugin.capability import BoxMaps
 from lagom_overlap.nccl_plugin.loaded import installed_nccl
 from lagom_overlap.nccl_plugin.size_ranges import CallSite
@@ -167,13 +166,13 @@ def read_deployment(run: Path) -> ExportSource:
     if RunFolder.read(run).record.from_trace is not None:
         raise JobError(f"{str(run)!r} was predicted from traces, which do not tell call sites apart: nothing to export")
     own = read_own_run(run)
-    foreign = next((name for name in (own.spec.job.backend, own.recorded_on) if name in _NOT_NCCL), None)
+    foreign = next((name for name in (own.job.spec.job.backend, own.recorded_on) if name in _NOT_NCCL), None)
     if foreign is not None:
         raise JobError(f"{str(run)!r} was tuned on {foreign}: its settings mean nothing to NCCL")
     configs = _configs(run / "configs.toml")
     notes = [] if configs.adopted else ["the verdict did not adopt the configuration: nothing is set"]
-    cluster = cluster_of(own.spec)
-    rows, calls, cycles, unclear = _rows(own.spec, own.problems, configs)
+    cluster = own.job.cluster
+    rows, calls, cycles, unclear = _rows(own.job, own.problems, configs)
     ordered = tuple(dict.fromkeys(_communicator(op) for problem in own.problems for op in problem.group.comms))
     notes += [
         f"{site_words(site)}: its calls differ, and the job does not tell their order; left out" for site in unclear
@@ -205,14 +204,14 @@ def _site(op: CommOp) -> CallSite:
 
 
 def _rows(
-    spec: JobSpec, problems: tuple[GroupProblem, ...], configs: _Configs
+    job: Job, problems: tuple[GroupProblem, ...], configs: _Configs
 ) -> tuple[dict[ConfigKey, CommConfig], dict[CallSite, int], Cycles, list[CallSite]]:
     """The rows that set something, the calls per step and in their order, and the sites that cannot be told apart.
 
     A job that gives its groups by their shapes does not say how often and in what order a site is called: one row then
     holds for every call, if all of the site's collectives share a configuration.
     """
-    iteration = iteration_of(spec)
+    iteration = job.issued
     sites: dict[CallSite, dict[int, CommConfig]] = defaultdict(dict)
     every: dict[CallSite, set[CommConfig]] = defaultdict(set)
     for problem in problems:

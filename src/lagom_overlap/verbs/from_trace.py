@@ -1,7 +1,7 @@
 """`lagom tune --from-trace`: traces become groups and a fitted model, which are tuned like any job; nothing is run.
 
-Reads the traces, finds the overlap groups, fits the contention model to them (`analysis/trace_fit.py`), and hands
-groups and a backend over the fitted model to `verbs/tune.py`. Every figure is labelled a prediction; what the
+Reads the traces, finds the overlap groups, fits the contention model to them (`analysis/trace_fit.py`), and gives
+`verbs/tune.py` a job whose backend is the fitted model. Every figure is labelled a prediction; what the
 trace does not determine is named in the notes.
 """
 
@@ -24,11 +24,9 @@ from lagom_overlap.cost import ContentionModel
 from lagom_overlap.cost.fit import FittedConstant
 from lagom_overlap.errors import JobError, TraceError
 from lagom_overlap.hardware import Cluster
-from lagom_overlap.jobfile.build import cluster_of, contention_model_of, request_of
-from lagom_overlap.jobfile.ground import Ground
+from lagom_overlap.jobfile.job import Job, PredictedJob
 from lagom_overlap.jobfile.spec import JobSpec, JobTable, TuneTable
 from lagom_overlap.nccl_plugin.support import NcclVersion
-from lagom_overlap.results.tune import PREDICTED
 from lagom_overlap.trace.gpu_trace import NS_PER_S
 from lagom_overlap.trace.reader import read_traces
 from lagom_overlap.units import format_seconds
@@ -71,7 +69,7 @@ class FromTraceRequest:
     seed: int | None = None
 
 
-def spec_of(request: FromTraceRequest) -> JobSpec:
+def _spec_of(request: FromTraceRequest) -> JobSpec:
     """The job's own tables; of a job file its groups or its model are replaced by the trace's."""
     if request.spec is None:
         name = request.traces[0].name.partition(".")[0] or "trace"
@@ -79,9 +77,9 @@ def spec_of(request: FromTraceRequest) -> JobSpec:
     return msgspec.structs.replace(request.spec, model=None, parallel=None, group=[])
 
 
-def _cluster(spec: JobSpec, findings: Findings) -> Cluster:
+def _cluster(job: Job, findings: Findings) -> Cluster:
     """The job's cluster, or the preset of the trace's GPU; with as many nodes as the collectives' ranks need."""
-    named = cluster_of(spec)
+    named = job.cluster
     cluster = named or next((c for rank in findings.ranks if (c := cluster_of_trace(rank.trace)) is not None), None)
     if cluster is None:
         gpu = next((rank.trace.gpu_name for rank in findings.ranks if rank.trace.gpu_name), "not named")
@@ -168,31 +166,30 @@ def _record(request: FromTraceRequest, job: TracedJob, fit: TraceFit) -> FromTra
     )
 
 
-def ground_of(request: FromTraceRequest) -> Ground:
-    """What the traces give `run_tune` to work on.
+def predicted_job(request: FromTraceRequest) -> PredictedJob:
+    """The job that the traces show, on the model fitted to them.
 
     Raises:
         TraceError: if a trace cannot be read, or no collective in it overlaps a kernel.
         JobError: if no cluster is known, or it has fewer GPUs than the collectives have ranks.
     """
-    spec = spec_of(request)
+    job = Job(_spec_of(request))
     findings = analyse(read_traces(request.traces))
-    cluster = _cluster(spec, findings)
-    model = contention_model_of(spec, cluster)
-    job = traced_job(findings, overlap_groups(findings), model)
-    if not job.groups:
-        why = f" ({job.left_out[0]})" if job.left_out else ""
+    model = job.price_on(_cluster(job, findings))
+    traced = traced_job(findings, overlap_groups(findings), model)
+    if not traced.groups:
+        why = f" ({traced.left_out[0]})" if traced.left_out else ""
         raise TraceError(f"no overlap group of the trace can be simulated{why}: there is nothing to tune")
-    fit = fit_trace(job.groups, model)
-    groups = tuple(held.group for held in job.groups)
-    backend_request = replace(request_of(spec, groups, seed=request.seed), cluster=fit.model.cluster)
-    return Ground(
-        groups=groups,
+    fit = fit_trace(traced.groups, model)
+    groups = tuple(held.group for held in traced.groups)
+    backend_request = replace(job.request_for(groups, seed=request.seed), cluster=fit.model.cluster)
+    return PredictedJob(
+        spec=job.spec,
+        traced=groups,
         backend=TracedBackend(
-            fit.model, backend_request, _defaults(job.groups, fit.model), _nccl_of(findings) or ASSUMED_NCCL
+            fit.model, backend_request, _defaults(traced.groups, fit.model), _nccl_of(findings) or ASSUMED_NCCL
         ),
-        backend_name=PREDICTED,
-        notes=_notes(job, fit, findings),
-        arm_words={"default": "what the trace ran (simulated)"},
-        record=_record(request, job, fit),
+        caveats=_notes(traced, fit, findings),
+        default_words="what the trace ran (simulated)",
+        trace_record=_record(request, traced, fit),
     )

@@ -20,18 +20,16 @@ from lagom_overlap.backends.fitted import FittedBackend, overlap_of
 from lagom_overlap.cost.overlap_fit import OverlapConstants, OverlapTimes, infer_from_default, scaled
 from lagom_overlap.cost.overlap_preset import FILE_NAME, read_constants
 from lagom_overlap.errors import BundleError, JobError
-from lagom_overlap.jobfile.build import groups_of, limits_of
-from lagom_overlap.jobfile.ground import Ground
+from lagom_overlap.jobfile.job import Job, PredictedJob
 from lagom_overlap.jobfile.run_folder import RECORD, RunFolder, RunKind
 from lagom_overlap.jobfile.spec import JobSpec
 from lagom_overlap.record import read_regular
-from lagom_overlap.results.tune import PREDICTED
 from lagom_overlap.tuners.bundle import parse_header
 from lagom_overlap.tuners.journal import Entry, StepKind, entries_from_json
 from lagom_overlap.tuners.problem import Assignment, GroupProblem, Measurement
 from lagom_overlap.tuners.verdict import DEFAULT_ARM, SAME_ARM
 from lagom_overlap.units import format_seconds
-from lagom_overlap.verbs.from_trace import FromTraceRequest, ground_of, spec_of
+from lagom_overlap.verbs.from_trace import FromTraceRequest, predicted_job
 
 _MAX_BYTES: Final = 1 << 30
 
@@ -54,7 +52,7 @@ class OwnTraceRecord(msgspec.Struct, frozen=True, kw_only=True):
 class OwnRun:
     """A run folder of `lagom tune`."""
 
-    spec: JobSpec
+    job: Job
     recorded_on: str
     problems: tuple[GroupProblem, ...]
     entries: tuple[Entry, ...]
@@ -94,20 +92,20 @@ def read_own_run(folder: Path) -> OwnRun:
     run, path = RunFolder.read(folder), folder / "measurements.jsonl"
     if run.kind is not RunKind.TUNE:
         raise JobError(f"{str(folder)!r} is a run of lagom {run.kind}, must be one of lagom tune")
-    spec = run.spec()
+    job = Job(run.spec())
     try:
         lines = read_regular(path, _MAX_BYTES).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise BundleError(f"run folder {str(folder)!r} cannot be read: {error}") from None
     header = parse_header(lines[0] if lines else "", f"bundle {str(path)!r}")
     problems = []
-    for group in groups_of(spec):
+    for group in job.groups:
         held = header.groups.get(group.name)
         if held is None or held.comms != group.comm_names:
             raise BundleError(f"bundle {str(path)!r} holds no group {group.name!r} with these collectives")
         problems.append(GroupProblem(group=group, spaces=held.spaces, default=held.default, baselines=held.baselines))
     entries = entries_from_json(lines[1:], tuple(problems), first_line=2)
-    return OwnRun(spec=spec, recorded_on=header.backend, problems=tuple(problems), entries=entries)
+    return OwnRun(job=job, recorded_on=header.backend, problems=tuple(problems), entries=entries)
 
 
 def fitted_to_default(run: OwnRun, constants: OverlapConstants) -> tuple[FittedBackend, OwnTraceRecord]:
@@ -140,7 +138,7 @@ def fitted_to_default(run: OwnRun, constants: OverlapConstants) -> tuple[FittedB
         comp_alone_s=alone_s,
         scale=median(scales.values()),
     )
-    return FittedBackend(scaled(constants, kept.scale), alone_s, limits_of(run.spec.tune.space)), kept
+    return FittedBackend(scaled(constants, kept.scale), alone_s, run.job.limits), kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +183,8 @@ def arms_of_run(run: OwnRun, constants: OverlapConstants) -> tuple[ArmCheck, ...
     return tuple(found)
 
 
-def ground_of_run(folder: Path) -> tuple[JobSpec, Ground]:
-    """The recorded job, and what its default runs and the calibration with them give `run_tune` to work on.
+def job_of_run(folder: Path) -> PredictedJob:
+    """The recorded job, predicted from its default runs and the calibration with them.
 
     Raises:
         LagomError: if the folder or its calibration cannot be read, or the default was never measured.
@@ -200,30 +198,30 @@ def ground_of_run(folder: Path) -> tuple[JobSpec, Ground]:
     constants, note = read_constants(folder / FILE_NAME)
     backend, kept = fitted_to_default(run, constants)
     alone = ", ".join(f"{name} {format_seconds(value)}" for name, value in kept.comp_alone_s.items())
-    return run.spec, Ground(
-        groups=tuple(problem.group for problem in run.problems),
+    return PredictedJob(
+        spec=run.job.spec,
+        traced=tuple(problem.group for problem in run.problems),
         backend=backend,
-        backend_name=PREDICTED,
-        notes=(
+        caveats=(
             "Predicted from a trace: nothing was run. Of the recording only the default's runs are used.",
             f"Inferred from them: the computations alone take {alone}; collectives cost {kept.scale:.2f} times what "
             "they did in the calibration.",
             f"How slices and channels act comes from {FILE_NAME}: {note}",
         ),
-        arm_words={"default": "the recorded default (predicted)"},
-        record=msgspec.structs.replace(kept, calibration=note),
+        default_words="the recorded default (predicted)",
+        trace_record=msgspec.structs.replace(kept, calibration=note),
     )
 
 
-def ground_for(
+def job_for(
     spec: JobSpec | None,
     traces: Path | None,
     *,
     seed: int | None = None,
     backend: str | None = None,
     bundle: Path | None = None,
-) -> tuple[JobSpec, Ground | None]:
-    """The job that is tuned, and what traces, or a run folder of ours, put in the place of its groups and backend.
+) -> Job:
+    """The job that is tuned: a job file's, or the one that traces or a run folder of ours show.
 
     Raises:
         LagomError: if there is neither a job nor a trace, both say what is tuned, or the trace cannot be used.
@@ -231,13 +229,12 @@ def ground_for(
     if traces is None:
         if spec is None:
             raise JobError("give a job file, or --from-trace with profiler traces")
-        return spec, None
+        return Job(spec)
     for flag, given in (("backend", backend), ("bundle", bundle)):
         if given is not None:
             raise JobError(f"--{flag} has no meaning with --from-trace: the times are predicted from the trace")
     if is_own_run(traces):
         if spec is not None:
             raise JobError("a job file has no meaning with --from-trace RUN: a run folder holds its own")
-        return ground_of_run(traces)
-    request = FromTraceRequest(traces=(traces,), spec=spec, seed=seed)
-    return spec_of(request), ground_of(request)
+        return job_of_run(traces)
+    return predicted_job(FromTraceRequest(traces=(traces,), spec=spec, seed=seed))

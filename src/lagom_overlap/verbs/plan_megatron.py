@@ -77,7 +77,7 @@ def _expert_advice(job: JobStep) -> tuple[PipelineAdvice, ...]:
     without, overlapped = (replace(job, layout=replace(job.layout, overlap_experts=each)) for each in (False, True))
     if not overlapped.fits:
         return ()
-    without_s, with_s = (each.simulator().times().iteration_s for each in (without, overlapped))
+    without_s, with_s = (each.times.iteration_s for each in (without, overlapped))
     return (PipelineAdvice(switch=EXPERTS_SWITCH, without_s=without_s, with_s=with_s),)
 
 
@@ -85,7 +85,7 @@ def _slot_seconds(job: JobStep, times: ModelTimes) -> SlotSeconds:
     """One micro-batch through the first stage, operators one after the other; sending to the next one."""
     spent = dict.fromkeys(Phase, 0.0)
     transfer_s = 0.0
-    for op in job.step().iteration.ops:
+    for op in job.issued.iteration.ops:
         if isinstance(op, CommOp) and op.communicator == PIPELINE:
             transfer_s = times.seconds(op)
         elif op.origin.phase is not None and not (isinstance(op, CommOp) and op.communicator in DATA):
@@ -97,7 +97,7 @@ def _slot_seconds(job: JobStep, times: ModelTimes) -> SlotSeconds:
 
 def _stage_comms(job: JobStep, times: ModelTimes) -> ChunkComms:
     """A stage's parameters gathered and its gradients reduced over the data-parallel ranks, one after the other."""
-    held = [op for op in job.step().iteration.comms if op.communicator in DATA]
+    held = [op for op in job.issued.iteration.comms if op.communicator in DATA]
     gathers = [op for op in held if op.collective.kind is CollectiveKind.ALL_GATHER]
     gather_s = sum(times.seconds(op) for op in gathers)
     return ChunkComms(gather_s=gather_s, reduce_s=sum(times.seconds(op) for op in held) - gather_s)

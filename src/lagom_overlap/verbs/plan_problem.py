@@ -10,22 +10,19 @@ import msgspec
 
 from lagom_overlap.backends.gloo.programs import ProgramRanks
 from lagom_overlap.capturing.file import read_capture
-from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.errors import JobError, MissingDependencyError
 from lagom_overlap.hardware import Cluster, load_preset
-from lagom_overlap.jobfile.build import contention_model_of
+from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.memory import check_memory
 from lagom_overlap.jobfile.sharding import searched_step
 from lagom_overlap.jobfile.spec import (
-    ClusterTable,
     JobSpec,
     PlanTable,
     ProgramTable,
     TimesSource,
     link_bytes_per_s,
-    read_job,
 )
-from lagom_overlap.jobfile.step import JobStep, capture_of, filled_cluster, job_step, stated_cluster, step_operators
+from lagom_overlap.jobfile.step import JobStep
 from lagom_overlap.planners.base import OpTimes, PlanProblem
 from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.planners.deadline import Work
@@ -46,8 +43,6 @@ from lagom_overlap.workload.step.switches import has_switch
 
 _ANY_GPU: Final = "a40_nvlink"
 """Ranks on CPU cores are planned as if each were a GPU of this preset; its speed is not used, times are measured."""
-_PROFILE: Final = "plausible"
-"""Of a capture without a job file, which would name one."""
 OURS: Final = "ours"
 DEFAULT_BUDGET_S: Final = 10.0
 WHOLE: Final = (
@@ -133,34 +128,15 @@ def read_input(source: Path | JobSpec | IssuedStep, asked: Asked | None = None) 
             name = source.iteration.name if isinstance(source, IssuedStep) else str(source)
             raise JobError(f"{name!r} is taken for a capture, which says nothing of a machine: give --cluster NAME")
         capture = source if isinstance(source, IssuedStep) else read_capture(source)
-        return _of_capture(capture, asked.cluster, wish, asked.check)
-    spec = read_job(source) if isinstance(source, Path) else source
+        return replace(_of_captured(Job.of_capture(capture, asked.cluster), wish, asked.check), spec=None)
+    job = Job.read(source) if isinstance(source, Path) else Job(source)
     if asked.cluster is not None:
         raise JobError("--cluster is for captures; a job file names its own: [cluster] preset = ...")
     if asked.times is None:
-        wish = TimesWish.of(spec.plan.times)
-    if spec.program is not None:
-        return _of_program(spec, spec.program, wish, asked)
-    return _of_job(spec, wish, asked.check)
-
-
-def _of_capture(capture: IssuedStep, cluster_name: str, wish: TimesWish, check: Check) -> PlanInput:
-    """The problem of a captured step on a preset, on as many nodes as its ranks fill."""
-    cluster = filled_cluster(ClusterTable(preset=cluster_name), capture.num_ranks)
-    placed = _checked(capture.placed_on(cluster))
-    check(placed.iteration, capture.num_ranks)
-    operators = step_operators(cluster.gpu, None)
-    model = ModelTimes(ContentionModel(cluster, load_profile(_PROFILE), operators=operators))
-    found = _modelled(wish, placed.iteration, model, _PROFILE)
-    problem = _problem(PlanTable(), placed.iteration, cluster, found.times, step=placed)
-    return PlanInput(
-        name=capture.iteration.name,
-        problem=problem,
-        issued=replace(placed.issued, is_dataflow=True),
-        num_ranks=capture.num_ranks,
-        notes=(*found.notes, *capture.notes),
-        times=found.json,
-    )
+        wish = TimesWish.of(job.spec.plan.times)
+    if job.spec.program is not None:
+        return _of_program(job, job.spec.program, wish, asked)
+    return _of_job(job, wish, asked.check)
 
 
 def _modelled(wish: TimesWish, iteration: Iteration, model: ModelTimes, profile: str) -> FoundTimes:
@@ -175,10 +151,11 @@ def _modelled(wish: TimesWish, iteration: Iteration, model: ModelTimes, profile:
     return from_model(model, profile)
 
 
-def _of_job(spec: JobSpec, wish: TimesWish, check: Check) -> PlanInput:
+def _of_job(job: Job, wish: TimesWish, check: Check) -> PlanInput:
     """The problem of a job with a model, named or captured."""
+    spec = job.spec
     if spec.model is not None and spec.model.capture is not None:
-        return _of_captured_job(spec, wish, check)
+        return _of_captured(job, wish, check)
     if spec.model is None or spec.parallel is None:
         raise JobError("the job has no [model] and no [program]: groups given by shapes are for tune")
     if spec.job.backend != "simulated":
@@ -189,30 +166,34 @@ def _of_job(spec: JobSpec, wish: TimesWish, check: Check) -> PlanInput:
     if spec.model.name is None or spec.model.seq_len is None:
         raise JobError("missing key 'model.name' or 'model.seq_len': plan needs both, or model.capture")
     if spec.parallel.auto is not None:
-        searched, cluster = searched_step(spec)
-        return _placed(spec, searched, cluster, wish, check)
-    job = job_step(spec)
-    assert job is not None, spec.job.name
-    check_memory(job)
-    step = job.step()
-    check(step.iteration, job.layout.num_gpus)
-    times = ModelTimes(job.simulator().price.model, framework=job.framework)
+        searched, cluster = searched_step(job)
+        return _placed(job, searched, cluster, wish, check)
+    trained = _trained(job)
+    check_memory(trained)
+    step, layout = trained.issued, trained.layout
+    check(step.iteration, layout.num_gpus)
+    times = ModelTimes(trained.simulator.price.model, framework=trained.framework)
     found = _modelled(wish, step.iteration, times, spec.cost.profile)
     problem = _problem(
-        spec.plan, step.iteration, job.cluster, found.times, step=step, framework=framework_file(job.rules.name).title
+        spec.plan,
+        step.iteration,
+        trained.cluster,
+        found.times,
+        step=step,
+        framework=framework_file(trained.rules.name).title,
     )
-    problem = replace(problem, pipeline=job.layout.pipeline, num_micro_batches=job.layout.num_micro_batches)
-    problem = _as_estimated(problem, job.memories()[0])
-    notes = [] if job.is_whole else [ONE_STAGE.format(stages=job.layout.pipeline)]
-    is_plain = job.layout.schedule is not PipelineSchedule.INTERLEAVED
-    if not job.is_whole and is_plain and job.layout.expert > 1 and has_switch(job.rules.name, "overlap_experts"):
+    problem = replace(problem, pipeline=layout.pipeline, num_micro_batches=layout.num_micro_batches)
+    problem = _as_estimated(problem, trained.memories[0])
+    notes = [] if trained.is_whole else [ONE_STAGE.format(stages=layout.pipeline)]
+    is_plain = layout.schedule is not PipelineSchedule.INTERLEAVED
+    if not trained.is_whole and is_plain and layout.expert > 1 and has_switch(trained.rules.name, "overlap_experts"):
         notes.append(PLAIN_PIPELINE)
-    given = _input(spec, problem, problem.unplanned, job.layout.num_gpus, found, more=tuple(notes))
+    given = _input(job, problem, problem.unplanned, layout.num_gpus, found, more=tuple(notes))
     return replace(
         given,
-        pipeline=pipeline_effects(job, times),
-        sequence=_with_sequence(spec, job, problem),
-        has_sequence=job.layout.sequence_parallel,
+        pipeline=pipeline_effects(trained, times),
+        sequence=_with_sequence(job, problem),
+        has_sequence=layout.sequence_parallel,
     )
 
 
@@ -230,47 +211,49 @@ def _as_estimated(problem: PlanProblem, memory: StageMemory) -> PlanProblem:
     return replace(problem, iteration=held(problem.iteration), issued=held(problem.unplanned))
 
 
-def _with_sequence(spec: JobSpec, job: JobStep, problem: PlanProblem) -> Callable[[], PlanProblem] | None:
+def _with_sequence(job: Job, problem: PlanProblem) -> Callable[[], PlanProblem] | None:
     """Makes the problem of the job with sequence parallelism.
 
     None where tensor parallelism is not, has it already, or does not divide the sequence.
     """
+    spec, layout = job.spec, _trained(job).layout
     assert spec.parallel is not None
-    if job.layout.tensor == 1 or job.layout.sequence_parallel or not isinstance(problem.times, ModelTimes):
+    if layout.tensor == 1 or layout.sequence_parallel or not isinstance(problem.times, ModelTimes):
         return None
     parallel = replace(spec.parallel, sequence_parallel=True)
     try:
-        other = job_step(msgspec.structs.replace(spec, parallel=parallel))
+        other = _trained(Job(msgspec.structs.replace(spec, parallel=parallel)))
     except JobError:
         return None
-    assert other is not None
 
     def with_sequence() -> PlanProblem:
-        step = other.step()
+        step = other.issued
         made = replace(problem, iteration=step.iteration, issued=replace(step.issued, is_dataflow=True))
-        return _as_estimated(made, other.memories()[0])
+        return _as_estimated(made, other.memories[0])
 
     return with_sequence
 
 
-def _of_captured_job(spec: JobSpec, wish: TimesWish, check: Check) -> PlanInput:
-    """The problem of a job whose model is a capture file, on the job's cluster."""
-    assert spec.model is not None and spec.model.capture is not None  # noqa: PT018  asked by the only caller
-    if spec.cluster is None:
+def _trained(job: Job) -> JobStep:
+    assert job.step is not None, job.name  # asked of jobs with a named model
+    return job.step
+
+
+def _of_captured(job: Job, wish: TimesWish, check: Check) -> PlanInput:
+    """The problem of a job whose model is a capture, on the job's cluster."""
+    if job.cluster is None:
         raise JobError("a capture says nothing of a machine: give [cluster] preset = ... in the job file")
-    captured = capture_of(spec)
-    assert captured is not None
-    cluster = filled_cluster(spec.cluster, captured.num_ranks)
-    return _placed(spec, _checked(captured.placed_on(cluster)), cluster, wish, check)
+    assert job.captured is not None, job.name
+    return _placed(job, _checked(job.captured), job.cluster, wish, check)
 
 
-def _placed(spec: JobSpec, placed: IssuedStep, cluster: Cluster, wish: TimesWish, check: Check) -> PlanInput:
+def _placed(job: Job, placed: IssuedStep, cluster: Cluster, wish: TimesWish, check: Check) -> PlanInput:
     """The problem of a captured step that is placed on the job's cluster, under the cost model or a trace."""
     check(placed.iteration, placed.num_ranks)
-    model = ModelTimes(contention_model_of(spec, cluster))
-    found = _modelled(wish, placed.iteration, model, spec.cost.profile)
-    problem = _problem(spec.plan, placed.iteration, cluster, found.times, step=placed)
-    return _input(spec, problem, placed.issued, placed.num_ranks, found, more=placed.notes)
+    model = ModelTimes(job.price_on(cluster))
+    found = _modelled(wish, placed.iteration, model, job.spec.cost.profile)
+    problem = _problem(job.spec.plan, placed.iteration, cluster, found.times, step=placed)
+    return _input(job, problem, placed.issued, placed.num_ranks, found, more=placed.notes)
 
 
 def _checked(capture: IssuedStep) -> IssuedStep:
@@ -279,9 +262,9 @@ def _checked(capture: IssuedStep) -> IssuedStep:
     return capture
 
 
-def _of_program(spec: JobSpec, program: ProgramTable, wish: TimesWish, asked: Asked) -> PlanInput:
+def _of_program(job: Job, program: ProgramTable, wish: TimesWish, asked: Asked) -> PlanInput:
     """A program, captured in a fake world; with `backend = "gloo"` its operators are timed on real ranks."""
-    script = Path(program.script)
+    spec, script = job.spec, Path(program.script)
     num_ranks = spec.job.ranks
     if spec.job.backend not in ("simulated", "gloo"):
         raise JobError(f"job.backend is {spec.job.backend!r}: programs are planned with simulated or gloo")
@@ -290,10 +273,10 @@ def _of_program(spec: JobSpec, program: ProgramTable, wish: TimesWish, asked: As
     capture, graph = _captured(script, program.function, num_ranks)
     is_graph = graph is not None
     if spec.job.backend == "simulated":
-        if spec.cluster is None:
+        if job.cluster is None:
             raise JobError("the simulated backend needs a cluster: give [cluster] preset = ... in the job file")
-        cluster = stated_cluster(spec.cluster)
-        given = _placed(spec, capture.placed_on(cluster), cluster, wish, asked.check)
+        cluster = job.cluster
+        given = _placed(job, capture.placed_on(cluster), cluster, wish, asked.check)
         return replace(given, is_program=is_graph, torchs_order=_torchs_order(graph, given.problem))
     if not is_graph and framework_of(capture.iteration) != FSDP2:
         raise JobError(
@@ -316,12 +299,12 @@ def _of_program(spec: JobSpec, program: ProgramTable, wish: TimesWish, asked: As
     asked.check(placed.iteration, num_ranks)
     traced = None
     if wish.trace is not None:
-        model = ModelTimes(contention_model_of(spec, cluster))
+        model = ModelTimes(job.price_on(cluster))
         traced = from_trace(wish.trace, placed.iteration, model, on_ranks=True)
         if not asked.execute:
             problem = _problem(spec.plan, placed.iteration, cluster, traced.times, step=placed)
             problem = replace(problem, is_blocking=not is_graph)
-            given = _input(spec, problem, placed.issued, num_ranks, traced, more=capture.notes)
+            given = _input(job, problem, placed.issued, num_ranks, traced, more=capture.notes)
             return replace(given, is_program=is_graph)
     ranks = ProgramRanks(
         script,
@@ -338,7 +321,7 @@ def _of_program(spec: JobSpec, program: ProgramTable, wish: TimesWish, asked: As
     except BaseException:
         ranks.close()
         raise
-    given = _input(spec, problem, placed.issued, num_ranks, found, more=capture.notes, ranks=ranks)
+    given = _input(job, problem, placed.issued, num_ranks, found, more=capture.notes, ranks=ranks)
     return replace(given, is_program=is_graph, torchs_order=_torchs_order(graph, problem))
 
 
@@ -380,7 +363,7 @@ def _torchs_order(graph: Any, problem: PlanProblem) -> Callable[[], Reorder] | N
 
 
 def _input(
-    spec: JobSpec,
+    job: Job,
     problem: PlanProblem,
     issued: Iteration,
     num_ranks: int,
@@ -389,6 +372,7 @@ def _input(
     more: tuple[str, ...] = (),
     ranks: ProgramRanks | None = None,
 ) -> PlanInput:
+    spec = job.spec
     return PlanInput(
         name=spec.job.name,
         problem=problem,

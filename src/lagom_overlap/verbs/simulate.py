@@ -1,15 +1,16 @@
 """`lagom simulate`: a job file becomes a layout, one iteration is simulated, what it is made of is written down."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 
 from lagom_overlap.errors import JobError
+from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.memory import accuracy_note, check_memory, frees_nothing
 from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
 from lagom_overlap.jobfile.spec import JobSpec
-from lagom_overlap.jobfile.step import JobStep, job_step, nodes_notes, release_notes
+from lagom_overlap.jobfile.step import JobStep, nodes_notes, release_notes
 from lagom_overlap.results.simulate import SimulatedCarveOut, SimulatedStage, SimulateResult
 from lagom_overlap.sim.training import TrainingTimes, training_timeline
 from lagom_overlap.sim.what_if import WhatIf
@@ -27,7 +28,7 @@ _NOTE = "Simulated: no hardware was measured. How far the model is off: docs/acc
 class SimulateRequest:
     """A job and where to write; None writes nothing."""
 
-    spec: JobSpec
+    job: Job
     out: Path | None = None
 
 
@@ -62,19 +63,17 @@ def run_simulate(request: SimulateRequest) -> SimulateResult:
     Raises:
         LagomError: if the job cannot be read as a layout, does not fit the model, the cluster or the memory.
     """
-    spec = request.spec
+    spec = request.job.spec
     if spec.model is None or spec.parallel is None or spec.cluster is None:
         raise JobError(
             "the job has no [model]: simulate needs [model], [parallel], [cluster]; groups given by shapes are for tune"
         )
     if spec.job.backend != "simulated":
         raise JobError(f"job.backend is {spec.job.backend!r}; lagom simulate runs the simulated one only")
-    job = job_step(spec)
+    job = request.job.step
     assert job is not None, spec.job.name
     check_memory(job)
-    memories, cluster = job.memories(), job.cluster
-    simulator = job.simulator()
-    times = simulator.times()
+    memories, cluster, simulator, times = job.memories, job.cluster, job.simulator, job.times
     if not isfinite(times.iteration_s):
         raise JobError(f"the iteration takes {times.iteration_s} s: a rate of cluster {cluster.name!r} is too small")
     notes = [_NOTE, _fitted("GPU operators: fitted on", job.operators.fitted_on)]
@@ -82,13 +81,13 @@ def run_simulate(request: SimulateRequest) -> SimulateResult:
     notes += [accuracy_note(job), f"Profile {job.profile.label}", *_unused(spec), *nodes_notes(spec, cluster)]
     notes += release_notes(spec.parallel, job.layout)
     carve_outs = [
-        SimulatedCarveOut(sm_carveout=carved, iteration_s=job.simulator(carved).times().iteration_s)
+        SimulatedCarveOut(sm_carveout=carved, iteration_s=replace(job, sm_carveout=carved).times.iteration_s)
         for carved in carve_outs_to_try(spec)
     ]
     if frees_nothing(job):
         notes.append(_freed_nothing(job))
     notes += _carve_out_notes(spec, times.iteration_s, carve_outs)
-    what_ifs = simulated_what_ifs(job, simulator, times)
+    what_ifs = simulated_what_ifs(job)
     ran = _Ran(job, times, simulator.steps_s(times), memories, carve_outs, what_ifs)
     result = _result(request, ran, notes)
     if request.out is not None:
@@ -132,13 +131,12 @@ def _carve_out_notes(spec: JobSpec, iteration_s: float, carve_outs: Sequence[Sim
 
 
 def _result(request: SimulateRequest, ran: _Ran, notes: list[str]) -> SimulateResult:
-    assert request.spec.model is not None and request.spec.model.seq_len is not None  # noqa: PT018
     job, times, memories = ran.job, ran.times, ran.memories
     layout, peak_flops = job.layout, job.operators.peak_flops
     critical = times.last_stage
-    tokens = layout.global_batch * request.spec.model.seq_len
+    tokens = layout.global_batch * job.seq_len
     return SimulateResult(
-        job=request.spec.job.name,
+        job=request.job.name,
         model=job.model.name,
         cluster=job.cluster.name,
         num_gpus=layout.num_gpus,
@@ -179,7 +177,7 @@ def _write(request: SimulateRequest, folder: Path, result: SimulateResult) -> No
     from lagom_overlap.report.simulate.page import render_simulation  # noqa: PLC0415 - plotly takes longer than simulating
 
     RunFolder.create(folder, result.job).write(
-        RunRecord.now(RunKind.SIMULATE, seed=None, job=request.spec),
+        RunRecord.now(RunKind.SIMULATE, seed=None, job=request.job.spec),
         result,
         {
             "report.html": lambda: render_simulation(result).encode(),

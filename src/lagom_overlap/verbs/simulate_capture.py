@@ -2,13 +2,11 @@
 
 from pathlib import Path
 
-from lagom_overlap.cost.profile import load_profile
 from lagom_overlap.errors import JobError
-from lagom_overlap.jobfile.build import contention_model_of
+from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.memory import beyond_note
 from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
-from lagom_overlap.jobfile.spec import JobSpec
-from lagom_overlap.jobfile.step import capture_of, filled_cluster, nodes_notes
+from lagom_overlap.jobfile.step import nodes_notes
 from lagom_overlap.planners.memory import peak_of_spans
 from lagom_overlap.planners.simulated import stands_still_s
 from lagom_overlap.results.simulate import SimulateCaptureResult
@@ -21,29 +19,25 @@ FILES = ("run.json", "report.html", "timeline.json")
 _NOTE = "Simulated: no hardware was measured. How far the model is off: docs/accuracy.md."
 
 
-def simulate_capture(spec: JobSpec, out: Path | None) -> SimulateCaptureResult:
+def simulate_capture(job: Job, out: Path | None) -> SimulateCaptureResult:
     """Simulates one step of the rank that the job's capture holds, and writes the folder if asked to.
 
     Raises:
         JobError: if the job asks for what is not simulated, or its capture cannot be read.
         OutputError: if the folder cannot be written.
     """
+    spec, capture, cluster = job.spec, job.captured, job.cluster
     if spec.job.backend != "simulated":
         raise JobError(f"job.backend is {spec.job.backend!r}; lagom simulate runs the simulated one only")
-    found = capture_of(spec)
-    if found is None:
+    if capture is None:
         raise JobError("the job names no capture")
-    assert spec.cluster is not None
-    cluster = filled_cluster(spec.cluster, found.num_ranks)
-    capture = found.placed_on(cluster)
-    profile = load_profile(spec.cost.profile)
-    issued = capture.issued
-    model = contention_model_of(spec, cluster)
+    assert cluster is not None
+    issued, model = capture.issued, job.price
     timeline = simulate_iteration(issued, {}, model)
     metrics = overlap_metrics(timeline)
     spans = {span.name: (span.start_s, span.end_s) for span in timeline.spans}
     peak, limit = peak_of_spans(issued, spans), cluster.gpu.memory_bytes
-    notes = [_NOTE, f"Profile {profile.label}", *capture.notes, *beyond_note(peak, cluster.gpu)]
+    notes = [_NOTE, f"Profile {model.profile.label}", *capture.notes, *beyond_note(peak, cluster.gpu)]
     notes += nodes_notes(spec, cluster)
     result = SimulateCaptureResult(
         job=spec.job.name,
@@ -64,15 +58,15 @@ def simulate_capture(spec: JobSpec, out: Path | None) -> SimulateCaptureResult:
         simulated=timeline,
     )
     if out is not None:
-        _write(out, spec, result)
+        _write(out, job, result)
     return result
 
 
-def _write(folder: Path, spec: JobSpec, result: SimulateCaptureResult) -> None:
+def _write(folder: Path, job: Job, result: SimulateCaptureResult) -> None:
     from lagom_overlap.report.simulate_capture.page import render_captured  # noqa: PLC0415 - jinja2, for a page alone
 
     RunFolder.create(folder, result.job).write(
-        RunRecord.now(RunKind.SIMULATE_CAPTURE, seed=None, job=spec),
+        RunRecord.now(RunKind.SIMULATE_CAPTURE, seed=None, job=job.spec),
         result,
         {
             "report.html": lambda: render_captured(result).encode(),

@@ -25,9 +25,8 @@ from lagom_overlap.cost.operators.machine_fit import (
 )
 from lagom_overlap.errors import JobError, MissingDependencyError
 from lagom_overlap.hardware import Cluster, Gpu, Link, LinkKind
-from lagom_overlap.jobfile.build import groups_of
+from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
-from lagom_overlap.jobfile.spec import JobSpec
 from lagom_overlap.results.base import encoded
 from lagom_overlap.results.profile import MeasuredOperator, ProfileResult
 from lagom_overlap.units import format_bytes
@@ -39,7 +38,7 @@ ASSUMED_BYTES_PER_S: Final = 1e9
 _ASSUMED_HOP_S: Final = 20e-6
 
 
-def run_profile(spec: JobSpec, out: Path, *, repeats: int = REPEATS) -> ProfileResult:
+def run_profile(job: Job, out: Path, *, repeats: int = REPEATS) -> ProfileResult:
     """Measures, fits, holds out, and writes `machine.toml` and `profile.json` into the new folder `out`.
 
     Raises:
@@ -47,7 +46,7 @@ def run_profile(spec: JobSpec, out: Path, *, repeats: int = REPEATS) -> ProfileR
         MissingDependencyError: if torch is not installed.
         OutputError: if the folder exists or cannot be written.
     """
-    works = _works(spec)
+    spec, works = job.spec, _works(job)
     try:
         from lagom_overlap.engines.operator_probe import probe_operators  # noqa: PLC0415  torch, only where it is used
     except ModuleNotFoundError as error:
@@ -110,13 +109,13 @@ def _words(work: MachineWork) -> str:
             return f"memory {format_bytes(work.num_bytes)}"
 
 
-def _works(spec: JobSpec) -> list[MachineWork]:
-    if spec.model is not None:
+def _works(job: Job) -> list[MachineWork]:
+    if job.spec.model is not None:
         raise JobError(
             "--profile measures operators of [[group]] on this machine; the job has a [model], which is a GPU's work"
         )
     found: dict[MachineWork, None] = {}
-    for group in groups_of(spec):
+    for group in job.groups:
         for op in group.computations:
             assert not isinstance(op.work, Kernel), "a job file gives works by their shapes"
             found[op.work] = None

@@ -17,7 +17,7 @@ from lagom_overlap.jobfile.step import JobStep
 from lagom_overlap.planners.memory import peak_of_spans
 from lagom_overlap.planners.simulated import stands_still_s
 from lagom_overlap.sim.iteration import IterationSimulator
-from lagom_overlap.sim.training import Settings, TrainingSimulator, TrainingTimes
+from lagom_overlap.sim.training import Settings, TrainingTimes
 from lagom_overlap.sim.what_if import (
     COPY_ENGINES,
     MOST_CHANNELS,
@@ -59,8 +59,9 @@ def spent(times: TrainingTimes) -> Spent:
     return Spent(step_s=times.iteration_s, overlapped_s=overlapped_s, exposed_s=min(exposed_s, times.iteration_s))
 
 
-def simulated_what_ifs(job: JobStep, simulator: TrainingSimulator, times: TrainingTimes) -> tuple[WhatIf, ...]:
-    """The answers for a job whose iteration is `times`, best first."""
+def simulated_what_ifs(job: JobStep) -> tuple[WhatIf, ...]:
+    """The answers for a job, best first."""
+    simulator, times = job.simulator, job.times
     before, found = spent(times), []
     collectives = simulator.collectives
     for asked, settings in _of_collectives(simulator.price.model):
@@ -75,7 +76,7 @@ def simulated_what_ifs(job: JobStep, simulator: TrainingSimulator, times: Traini
         if not other.fits:
             continue
         try:
-            after = other.simulator().times()
+            after = other.times
         except LagomError:
             continue
         if job.rules.queues_transfers(job.layout) and job.layout.overlap_p2p is not other.layout.overlap_p2p:

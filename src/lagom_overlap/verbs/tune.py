@@ -9,12 +9,10 @@ from typing import Final
 from lagom_overlap.backends.base import Backend
 from lagom_overlap.export.configs import configs_toml
 from lagom_overlap.interrupts import held_back
-from lagom_overlap.jobfile.build import groups_of, open_backend, request_of
-from lagom_overlap.jobfile.describe import ONE_SIDED, OUT_OF_BUDGET, arm_words, notes_of
-from lagom_overlap.jobfile.ground import Ground
+from lagom_overlap.jobfile.describe import ONE_SIDED, OUT_OF_BUDGET
+from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
-from lagom_overlap.jobfile.spec import JobSpec
-from lagom_overlap.jobfile.whole_step import WholeStep, check_fits
+from lagom_overlap.jobfile.whole_step import WholeStep
 from lagom_overlap.report.tune.page import render_tuning
 from lagom_overlap.results.tune import Search, TuneResult
 from lagom_overlap.trace.chrome_writer import chrome_trace
@@ -37,13 +35,9 @@ RUN_FILES: Final = ("configs.toml", "run.json", "report.html", "timeline.json")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneRequest:
-    """A job and what the command line adds; None leaves the job's own word.
+    """A job and what the command line adds; None leaves the job's own word."""
 
-    `ground`, if given, is what is tuned in place of the job's groups and backend.
-    """
-
-    spec: JobSpec
-    ground: Ground | None = None
+    job: Job
     backend: str | None = None
     tuner: str | None = None
     seed: int | None = None
@@ -54,29 +48,27 @@ class TuneRequest:
     @property
     def backend_name(self) -> str:
         """The backend that will run."""
-        if self.ground is not None:
-            return self.ground.backend_name
-        return self.backend or self.spec.job.backend
+        return self.job.backend_name(self.backend)
 
     @property
     def tuner_name(self) -> str:
         """The tuner that will search."""
-        return self.tuner or self.spec.tune.tuner
+        return self.tuner or self.job.spec.tune.tuner
 
     @property
     def effective_seed(self) -> int:
         """The seed of the tuner, the noise and the shuffling."""
-        return self.spec.tune.seed if self.seed is None else self.seed
+        return self.job.spec.tune.seed if self.seed is None else self.seed
 
     @property
     def warm_source(self) -> str | None:
         """Where the search begins, if anywhere."""
-        return self.warm_start or self.spec.tune.warm_start
+        return self.warm_start or self.job.spec.tune.warm_start
 
     @property
     def options(self) -> Mapping[str, object]:
         """The tuner's options: those of the job file, if it is the job file's tuner that runs."""
-        return self.spec.tune.options if self.tuner_name == self.spec.tune.tuner else {}
+        return self.job.spec.tune.options if self.tuner_name == self.job.spec.tune.tuner else {}
 
 
 def run_tune(request: TuneRequest, observe: Observer = ignore) -> TuneResult:
@@ -88,22 +80,20 @@ def run_tune(request: TuneRequest, observe: Observer = ignore) -> TuneResult:
     Raises:
         LagomError: for a user's mistake, or a machine that failed; what was measured until then stays in the folder.
     """
-    spec, seed = request.spec, request.effective_seed
-    if request.ground is None:
-        check_fits(spec, request.backend_name)
-    groups = request.ground.groups if request.ground else groups_of(spec)
-    step = None if request.ground else WholeStep.of(spec, request.backend_name)
-    backend_request = request_of(spec, groups, seed=seed, bundle=request.bundle)
+    job, spec, seed = request.job, request.job.spec, request.effective_seed
+    job.check_fits(request.backend_name)
+    groups, step = job.groups, WholeStep.of(job, request.backend_name)
+    backend_request = job.request(seed=seed, bundle=request.bundle)
     check_tuner_name(request.tuner_name)
     if request.warm_source is not None:
         check_takes_warm_start(request.tuner_name)
         check_source(request.warm_source)
     RunFolder.check(request.out)
     started = time.monotonic()
-    backend = request.ground.backend if request.ground else open_backend(spec, request.backend_name, backend_request)
+    backend = job.open(request.backend_name, backend_request)
     try:
         problems = tuple(backend.problem(group) for group in groups)
-        warm = None if request.warm_source is None else warm_start_of(request.warm_source, spec, problems, seed=seed)
+        warm = None if request.warm_source is None else warm_start_of(request.warm_source, job, problems, seed=seed)
         begun = () if warm is None else (f"The search began with {warm.source}.",)
         tuner = make_tuner(
             request.tuner_name, problems, seed=seed, options=request.options, guarded=spec.tune.guard, warm=warm
@@ -119,7 +109,7 @@ def run_tune(request: TuneRequest, observe: Observer = ignore) -> TuneResult:
                 problems,
                 description=backend.description,
                 notes=(*_backend_notes(request, backend), *begun),
-                arm_words=_arm_words(request, backend),
+                arm_words=job.arm_words(request.backend_name, backend),
                 limits=backend_request.limits,
             )
         )
@@ -138,16 +128,11 @@ def run_tune(request: TuneRequest, observe: Observer = ignore) -> TuneResult:
 
 
 def _backend_notes(request: TuneRequest, backend: Backend) -> tuple[str, ...]:
-    if request.ground:
-        return request.ground.notes
-    notes, keys = notes_of(request.spec, request.backend_name, backend), request.spec.tune.space.launch_keys
+    job = request.job
+    notes, keys = job.notes(request.backend_name, backend), job.spec.tune.space.launch_keys
     if keys and not searches_launches(request.tuner_name):
         return (*notes, ONE_SIDED.format(keys=", ".join(keys), tuner=request.tuner_name))
     return notes
-
-
-def _arm_words(request: TuneRequest, backend: Backend) -> Mapping[str, str]:
-    return request.ground.arm_words if request.ground else arm_words(request.backend_name, backend)
 
 
 def _notes(request: TuneRequest, run: Run) -> tuple[str, ...]:
@@ -165,18 +150,18 @@ def _write(
     duration_s: float,
     begun: tuple[str, ...],
 ) -> TuneResult:
-    spec, study, problems = request.spec, run.study, journal.problems
+    job, spec, study, problems = request.job, request.job.spec, run.study, journal.problems
     record = RunRecord.now(
         RunKind.TUNE,
         seed=request.effective_seed,
         job=spec,
-        from_trace=request.ground.record if request.ground else None,
+        from_trace=job.from_trace,
     )
     result = TuneResult(
         job=spec.job.name,
         backend=request.backend_name,
         backend_description=run.backend.description,
-        arm_words=_arm_words(request, run.backend),
+        arm_words=job.arm_words(request.backend_name, run.backend),
         tuner=request.tuner_name,
         guarded=spec.tune.guard,
         seed=request.effective_seed,

@@ -23,8 +23,7 @@ from lagom_overlap.cost.nccl.choice import candidates
 from lagom_overlap.cost.nccl.machines import on_topology
 from lagom_overlap.errors import BundleError, JobError, LagomError, SpaceError
 from lagom_overlap.hardware import Cluster
-from lagom_overlap.jobfile.build import cluster_of, contention_model_of
-from lagom_overlap.jobfile.spec import JobSpec
+from lagom_overlap.jobfile.job import Job
 from lagom_overlap.record import read_regular
 from lagom_overlap.sim import GroupSimulator
 from lagom_overlap.toml_tables import parse_toml
@@ -34,7 +33,7 @@ from lagom_overlap.tuners.journal import entries_from_json
 from lagom_overlap.tuners.model_based import ModelBased
 from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Measurement, Outcome
 from lagom_overlap.tuners.warm_start import Earlier, ExpectedWay, WarmSource, WarmStart, Ways, earlier_of
-from lagom_overlap.verbs.from_trace import FromTraceRequest, ground_of
+from lagom_overlap.verbs.from_trace import FromTraceRequest, predicted_job
 
 MEASUREMENTS: Final = "measurements.jsonl"
 MAX_BYTES: Final = 1 << 30
@@ -54,7 +53,7 @@ def check_source(source: str) -> None:
         )
 
 
-def warm_start_of(source: str, spec: JobSpec, problems: Problems, *, seed: int = 0) -> WarmStart:
+def warm_start_of(source: str, job: Job, problems: Problems, *, seed: int = 0) -> WarmStart:
     """What a source says of the groups that are to be tuned; it may be nothing of some of them.
 
     Raises:
@@ -64,22 +63,22 @@ def warm_start_of(source: str, spec: JobSpec, problems: Problems, *, seed: int =
     """
     check_source(source)
     if source == WarmSource.SIMULATOR:
-        found = _of_simulator(spec, problems, seed)
+        found = _of_simulator(job, problems, seed)
     elif source == WarmSource.NCCL:
-        found = _of_nccl(spec, problems)
+        found = _of_nccl(job, problems)
     else:
-        found = _of_path(Path(source), spec, problems, seed)
+        found = _of_path(Path(source), job, problems, seed)
     if not found.earlier and not found.ways:
         raise JobError(f"the warm start {source!r} says nothing of this job's groups: their collectives differ")
     return found
 
 
-def _of_path(path: Path, spec: JobSpec, problems: Problems, seed: int) -> WarmStart:
+def _of_path(path: Path, job: Job, problems: Problems, seed: int) -> WarmStart:
     if (path / MEASUREMENTS).is_file() or path.name == MEASUREMENTS:  # also of a run that was killed
         return _of_run(path if path.is_file() else path / MEASUREMENTS, problems)
     if path.suffix == ".toml":
         return _of_configs(path, problems)
-    return _of_trace(path, spec, problems, seed)
+    return _of_trace(path, job, problems, seed)
 
 
 # An earlier run.
@@ -148,15 +147,16 @@ def _of_configs(path: Path, problems: Problems) -> WarmStart:
 # What was not measured.
 
 
-def _cluster(spec: JobSpec, source: WarmSource) -> Cluster:
-    cluster = cluster_of(spec)
+def _cluster(job: Job, source: WarmSource) -> Cluster:
+    cluster = job.cluster
     if cluster is None:
         raise JobError(f"the warm start {source.value!r} needs a cluster: give [cluster] preset = ... in the job file")
     return cluster
 
 
-def _of_simulator(spec: JobSpec, problems: Problems, seed: int) -> WarmStart:
-    model = contention_model_of(spec, _cluster(spec, WarmSource.SIMULATOR))
+def _of_simulator(job: Job, problems: Problems, seed: int) -> WarmStart:
+    _cluster(job, WarmSource.SIMULATOR)
+    model = job.price
     simulators = {problem.group.name: GroupSimulator(problem.group, model) for problem in problems}
 
     def measure(problem: GroupProblem, assignment: Assignment) -> Outcome:
@@ -166,17 +166,17 @@ def _of_simulator(spec: JobSpec, problems: Problems, seed: int) -> WarmStart:
             return Failure(str(error))
         return Measurement(makespan_s=times.makespan_s, comp_s=times.comp_s, comm_s=times.comm_s)
 
-    words = f"the simulator ({model.cluster.name}, profile {spec.cost.profile})"
+    words = f"the simulator ({model.cluster.name}, profile {job.spec.cost.profile})"
     return WarmStart(source=words, earlier=_rehearsed(problems, measure, seed))
 
 
-def _of_trace(path: Path, spec: JobSpec, problems: Problems, seed: int) -> WarmStart:
-    ground = ground_of(FromTraceRequest(traces=(path,), spec=spec, seed=seed))
-    traced = [Earlier(problem=ground.backend.problem(group)) for group in ground.groups]
+def _of_trace(path: Path, job: Job, problems: Problems, seed: int) -> WarmStart:
+    predicted = predicted_job(FromTraceRequest(traces=(path,), spec=job.spec, seed=seed))
+    traced = [Earlier(problem=predicted.backend.problem(group)) for group in predicted.groups]
     pairs = {problem.group.name: held.problem.group for problem in problems for held in traced if held.is_like(problem)}
 
     def measure(problem: GroupProblem, assignment: Assignment) -> Outcome:
-        return ground.backend.measure(pairs[problem.group.name], assignment)
+        return predicted.backend.measure(pairs[problem.group.name], assignment)
 
     known = tuple(problem for problem in problems if problem.group.name in pairs)
     words = f"the trace {str(path)!r}, of which {len(known)} groups of this job were found"
@@ -199,8 +199,8 @@ def _rehearsed(
     return tuple(Earlier(problem=named[name], runs=runs[name], best=found[name]) for name in named)
 
 
-def _of_nccl(spec: JobSpec, problems: Problems) -> WarmStart:
-    cluster = _cluster(spec, WarmSource.NCCL)
+def _of_nccl(job: Job, problems: Problems) -> WarmStart:
+    cluster = _cluster(job, WarmSource.NCCL)
     ways = {problem.group.name: found for problem in problems if (found := nccl_ways(problem, cluster))}
     return WarmStart(source=f"NCCL's cost table for {cluster.name}", ways=ways)
 

@@ -5,7 +5,7 @@ import copy
 import pytest
 
 from lagom_overlap.errors import JobError, LagomError
-from lagom_overlap.jobfile.build import groups_of, job_fingerprint, limits_of, unused_keys
+from lagom_overlap.jobfile.job import Job, job_fingerprint, limits_of, unused_keys
 from lagom_overlap.jobfile.spec import SpaceTable, parse_job
 from lagom_overlap.units import KIB, MIB
 from lagom_overlap.workload import Attention, Gemm, MemoryBound
@@ -40,11 +40,11 @@ def with_(raw: dict, table: str, **changes) -> dict:
 
 def fingerprint(raw: dict) -> str:
     spec = parse_job(raw, "job.toml")
-    return job_fingerprint(spec, groups_of(spec))
+    return job_fingerprint(spec, Job(spec).groups)
 
 
 def test_a_block_becomes_the_operators_of_a_transformer_layer():
-    (group,) = groups_of(parse_job(BLOCK, "job.toml"))
+    (group,) = Job(parse_job(BLOCK, "job.toml")).groups
     works = [op.work for op in group.computations]
     assert len(works) == 2 * 6
     tokens = 3 * 16
@@ -56,7 +56,7 @@ def test_a_block_becomes_the_operators_of_a_transformer_layer():
 
 
 def test_collectives_keep_their_order_sizes_and_starts():
-    (group,) = groups_of(parse_job(BLOCK, "job.toml"))
+    (group,) = Job(parse_job(BLOCK, "job.toml")).groups
     assert [(c.name, c.collective.num_bytes, c.collective.num_ranks) for c in group.comms] == [
         ("ag", MIB, 2),
         ("rs", 4096, 2),
@@ -72,7 +72,7 @@ def test_listed_operators_are_taken_as_they_are():
         {"name": "at", "attention": [1, 2, 3, 4]},
         {"name": "add", "memory": "1 KiB"},
     ]
-    (group,) = groups_of(parse_job(raw, "job.toml"))
+    (group,) = Job(parse_job(raw, "job.toml")).groups
     assert [type(op.work) for op in group.computations] == [Gemm, Attention, MemoryBound]
 
 
@@ -80,20 +80,20 @@ def test_a_name_that_is_used_twice_is_refused():
     raw = copy.deepcopy(BLOCK)
     raw["group"].append(copy.deepcopy(raw["group"][0]))
     with pytest.raises(JobError, match="'g' is used twice"):
-        groups_of(parse_job(raw, "job.toml"))
+        _ = Job(parse_job(raw, "job.toml")).groups
 
 
 def test_a_start_after_more_computations_than_there_are_is_refused():
     raw = copy.deepcopy(BLOCK)
     raw["group"][0]["comm"][0]["starts_after"] = 99
     with pytest.raises(JobError, match="99"):
-        groups_of(parse_job(raw, "job.toml"))
+        _ = Job(parse_job(raw, "job.toml")).groups
 
 
 def test_gradient_accumulation_repeats_every_group():
     """The layers' groups twice; where micro-batches meet there are others."""
-    once = groups_of(parse_job(MODEL, "job.toml"))
-    twice = groups_of(parse_job(with_(MODEL, "parallel", global_batch=32), "job.toml"))
+    once = Job(parse_job(MODEL, "job.toml")).groups
+    twice = Job(parse_job(with_(MODEL, "parallel", global_batch=32), "job.toml")).groups
     most = sorted((group.count for group in once), reverse=True)[:2]
     assert [2 * count for count in most] == sorted((group.count for group in twice), reverse=True)[:2]
 
@@ -108,7 +108,7 @@ def test_gradient_accumulation_repeats_every_group():
 )
 def test_an_impossible_layout_is_refused(raw, words):
     with pytest.raises(LagomError, match=words):
-        groups_of(parse_job(raw, "job.toml"))
+        _ = Job(parse_job(raw, "job.toml")).groups
 
 
 def test_the_fingerprint_is_of_the_workload_and_the_machine_only():
