@@ -241,21 +241,6 @@ def test_a_second_stream_gets_process_groups_of_its_own(ranks):
     same(ranks, "two_gathers", Reorder(tuple(names), ((f"{AG}_1", "inter"), (f"{RS}_1", "inter"))))
 
 
-@pytest.mark.parametrize("order", [(0, 1), (1, 0), (1, 0, 1)])
-def test_an_all_gather_over_a_mesh_feeds_products_with_what_each_step_brings(ranks, order):
-    chain = (ChainLink("mm", 0), ChainLink("relu", 0), ChainLink("mm_1", 0))
-    names = same(ranks, "gather_products", PartitionGroups(AG, (2, 2), order, 0, chain))
-    assert sum(name.startswith("relu#") for name in names) == len(order)
-
-
 def test_an_all_gather_in_three_steps_gathers_what_one_does(ranks):
     names = same(ranks, "gather_products", PartitionGroups(AG, (2, 2), (1, 0, 1)))
     assert {f"{AG}/g1", f"{AG}/g0", f"{AG}/g1r"} <= set(names)
-
-
-@pytest.mark.parametrize("chain", [(), (ChainLink("relu", 0), ChainLink("mm", 0))])
-@pytest.mark.parametrize("order", [(0, 1), (1, 0), (1, 0, 1)])
-def test_a_reduce_scatter_over_a_mesh_takes_in_products_as_they_are_made(ranks, order, chain):
-    if not chain and len(order) == 2:
-        pytest.skip("tested above without a chain")
-    same(ranks, "product_scatter", PartitionGroups(RS, (2, 2), order, 0, chain))

@@ -13,6 +13,7 @@ from torch import fx
 
 from lagom_overlap.capturing.fake_world import fake_world
 from lagom_overlap.engines.fx.apply import apply_rewrites
+from lagom_overlap.engines.fx.nodes import OP_NAME
 from lagom_overlap.engines.fx.program import capture_step
 from lagom_overlap.workload.rewrite.steps import ChainLink, PartitionGroups
 
@@ -140,13 +141,18 @@ def outputs(case, step):
     for thread in threads:
         thread.join(120)
     assert sorted(results) == list(range(num))
-    return [(results[rank], whole(case, inputs, rank)) for rank in range(num)]
+    names = {tuple(node.meta[OP_NAME] for node in module.graph.nodes if OP_NAME in node.meta) for module in modules}
+    assert len(names) == 1  # all ranks issue the same, in the same order
+    return [(results[rank], whole(case, inputs, rank)) for rank in range(num)], names.pop()
 
 
 def check(case, step):
-    for rank, (found, expected) in enumerate(outputs(case, step)):
+    """The names of what is issued."""
+    ranks, names = outputs(case, step)
+    for rank, (found, expected) in enumerate(ranks):
         for one, other in zip(found, expected, strict=True):
             assert torch.equal(one, other), f"rank {rank}"
+    return names
 
 
 MESHES = [(2, 4), (4, 2)]
@@ -170,7 +176,8 @@ def test_axes_are_three_as_well():
 @pytest.mark.parametrize("mesh", [*MESHES, *BOTH_LARGER])
 def test_an_all_gather_brings_its_blocks_to_products_in_their_places(mesh, order):
     chain = (ChainLink("mm", 0), ChainLink("relu", 0), ChainLink("mm_1", 0))
-    check(gathered, PartitionGroups(AG, mesh, order, 0, chain))
+    names = check(gathered, PartitionGroups(AG, mesh, order, 0, chain))
+    assert sum(name.startswith("relu#") for name in names) == len(order)  # a part for what each step brings
     check(gathered, PartitionGroups(AG, mesh, order, 0, chain[:1]))
 
 
