@@ -61,6 +61,22 @@ def test_a_change_within_the_scatter_of_steps_is_not_proven_and_one_beyond_is():
     assert found.low < 1.3 < found.high
 
 
+def test_runs_on_other_gpus_or_ranks_or_without_steps_are_said_to_differ_after_against_before():
+    def runs(num_ranks: int, gpu: str, num_steps: int) -> Findings:
+        steps = [(n, 1000 * n, 1000 * n + 1000) for n in range(num_steps)]
+        rows = [(EventRole.COMPUTE, 0, 400), (EventRole.COMM, 400, 900)]
+        return analyse([gpu_trace(rows, steps=steps, rank=rank, gpu_name=gpu) for rank in range(num_ranks)])
+
+    assert against(after=runs(2, "H100", 1), before=runs(3, "A100", 1)).warnings == (
+        "the two runs ran on different GPUs: A100 against H100",
+        "2 ranks against 3: the averages are over different ranks",
+    )
+    assert against(after=runs(2, "H100", 1), before=runs(2, "H100", 1)).warnings == ()
+    for after, before in ((0, 1), (1, 0)):
+        (said,) = against(after=runs(1, "H100", after), before=runs(1, "H100", before)).warnings
+        assert said.startswith("a trace has no profiler steps")
+
+
 def test_a_run_against_itself_did_not_change():
     found = against(job(1000, wobble=50), job(1000, wobble=50))
     assert found.ratio == 1

@@ -12,6 +12,7 @@ from small_steps import small_model  # noqa: E402
 from lagom_overlap.capturing.models import named  # noqa: E402
 from lagom_overlap.capturing.models.decoder import Decoder  # noqa: E402
 from lagom_overlap.capturing.models.degrees import Degrees  # noqa: E402
+from lagom_overlap.capturing.models.evoformer import _GatedAttention  # noqa: E402
 from lagom_overlap.capturing.models.named import capture_named, captured_names  # noqa: E402
 from lagom_overlap.capturing.models.vision import WideResNet, vision_step  # noqa: E402
 from lagom_overlap.collective import CollectiveKind  # noqa: E402
@@ -30,6 +31,23 @@ def test_a_decoder_has_the_parameters_of_its_shapes(name: str) -> None:
     with torch.device("meta"):
         decoder = Decoder(model)
     assert sum(parameter.numel() for parameter in decoder.parameters()) == model.num_params
+
+
+def test_attention_of_the_evoformer_is_algorithm_7_of_its_paper() -> None:
+    """Jumper et al. 2021, Suppl. Algorithm 7: softmax(q k / sqrt(c) + b) v for each head, gated, then projected."""
+    torch.manual_seed(0)
+    heads, width, rows, length = 2, 8, 3, 5
+    attention = _GatedAttention(width, heads, biased=True)
+    x, bias = torch.randn(rows, length, width), torch.randn(length, length, heads)
+    normed = attention.norm(x)
+    query, key, value = attention.qkv(normed).split(width, -1)
+    mixed = []
+    for head in range(heads):
+        own = slice(head * width // heads, (head + 1) * width // heads)
+        scores = query[..., own] @ key[..., own].transpose(1, 2) / (width // heads) ** 0.5 + bias[..., head]
+        mixed.append(scores.softmax(-1) @ value[..., own])
+    by_hand = attention.out(torch.sigmoid(attention.gate(normed)) * torch.cat(mixed, -1))
+    torch.testing.assert_close(attention(x, bias), by_hand)
 
 
 def test_a_wide_resnet_has_the_parameters_of_torchvisions() -> None:
