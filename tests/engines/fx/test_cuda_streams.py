@@ -9,12 +9,14 @@ pytest.importorskip("torch")
 import torch
 from torch import distributed as dist
 
+from lagom_overlap.capturing.fake_world import fake_world
 from lagom_overlap.engines.fx.apply import apply_rewrites
 from lagom_overlap.engines.fx.cuda_streams import CudaStep
 from lagom_overlap.engines.fx.groups import ProcessGroups
 from lagom_overlap.engines.fx.nodes import OP_NAME, is_collective
 from lagom_overlap.engines.fx.program import capture_step
 from lagom_overlap.engines.fx.reorder import STREAM
+from lagom_overlap.engines.fx.streams import stream_of
 from lagom_overlap.workload.rewrite.steps import Reorder
 
 pytestmark = pytest.mark.torch
@@ -98,6 +100,24 @@ def planned():
         yield module, inputs
     finally:
         dist.destroy_process_group()
+
+
+def test_a_collective_runs_on_the_stream_that_the_plan_gives_it():
+    def two_gathers(x, y):
+        group = dist.group.WORLD.group_name
+        first, second = (C10D.wait_tensor(C10D.all_gather_into_tensor(one, 4, group)) for one in (x, y))
+        return first.sum(), second.sum()
+
+    with fake_world(4):
+        captured = capture_step(two_gathers, [torch.zeros(2, 3), torch.zeros(4, 3)], name="step")
+        names = [op.name for op in captured.iteration.ops]
+        own, other = (name for name in names if name.startswith("all_gather"))
+        step = Reorder(tuple(names), ((other, "inter"),))
+        module = apply_rewrites(captured.graph_module, captured.iteration, (step,), ProcessGroups())
+    streams = {node.meta[OP_NAME]: stream_of(node) for node in module.graph.nodes if is_collective(node)}
+    before = {op.name: op.stream for op in captured.iteration.comms}
+    assert before[own] == before[other] != "inter"
+    assert streams == {own: before[own], other: "inter"}
 
 
 class Noted(CudaStep):
