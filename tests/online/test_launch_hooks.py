@@ -288,3 +288,33 @@ def test_a_rank_that_cannot_know_whether_the_others_decide_by_the_table_ends_its
     for _ in range(2):
         with pytest.raises(BackendError, match="in doubt"):
             groups.init_process_group()
+
+
+@pytest.mark.parametrize(
+    ("rank", "has_plugin", "is_written"), [(0, True, True), (0, True, False), (0, False, True), (1, True, True)]
+)
+def test_what_the_plugin_recorded_is_said_once_by_rank_0_if_there_is_a_plugin_and_a_record(
+    monkeypatch, tmp_path, rank, has_plugin, is_written
+):
+    said, flushed = [], []
+    record = tmp_path / "record.bin"
+    if is_written:
+        record.write_bytes(b"")
+    monkeypatch.setattr(launch_session, "say", said.append)
+    monkeypatch.setattr(launch_session, "report_lines", lambda shares, reason: "shares")
+    monkeypatch.setattr(launch_session, "read_record", lambda path: ("record of", path))
+    monkeypatch.setattr(launch_session, "record_lines", lambda found: found)
+    ignored = SimpleNamespace(set=lambda *_, **__: None, flush=lambda: None, write=lambda *_, **__: None)
+    observing = launch_session.Observing(
+        None,
+        ignored,
+        ignored,
+        rank=rank,
+        record=record,
+        plugin=SimpleNamespace(flush_record=lambda: flushed.append(True)) if has_plugin else None,
+    )
+    observing.close()
+    observing.close()
+    is_recorded = rank == 0 and has_plugin and is_written
+    assert said == (["shares"] if rank == 0 else []) + ([("record of", record)] if is_recorded else [])
+    assert len(flushed) == is_recorded

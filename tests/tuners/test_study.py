@@ -145,6 +145,13 @@ def test_a_tuned_assignment_equal_to_the_default_is_not_adopted() -> None:
     assert not study.verdict.adopted
 
 
+def test_where_nothing_was_found_nine_pairs_are_run_whatever_is_allowed_and_no_more() -> None:
+    random = Random(3)
+    study = Study((PROBLEM,), Default((PROBLEM,)), num_pairs=101)
+    finish(study, lambda name, assignment: measured(1, random.uniform(0.9, 1.1)))
+    assert study.num_rounds == 9
+
+
 def test_the_default_is_chosen_where_the_verdict_does_not_adopt() -> None:
     slower = TableOverlap(comm_s=({1: 9, 2: 5, 4: 6},), extra_s=({1: 0, 2: 0, 4: 0},), alone_s=1)
     study = Study((PROBLEM,), FixedMin((PROBLEM,)), num_pairs=3)
