@@ -2,6 +2,9 @@
 
 import re
 
+import pytest
+
+from lagom_overlap.report.compare.words import summary
 from lagom_overlap.report.compare_page import render_comparison
 from lagom_overlap.results.compare import CompareResult, CompareRow
 from lagom_overlap.results.compare_planners import ComparePlannersResult, PlannerRow
@@ -35,6 +38,15 @@ def test_the_page_of_tuners_has_every_row_and_the_caveats() -> None:
     assert "It is simulated." in page
     assert "&lt;job&gt;" in page
     assert not re.search(r"""(?:src|href)=["']?(?:https?:)?//""", page.split("<script>")[0])
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_the_fastest_is_named_wherever_its_row_stands_and_unmeasured_ones_do_not_count(place: int) -> None:
+    rows = [tuner("autoccl", 0.125, 1.0), tuner("random", None, None), tuner("default", 0.125, 1.0)]
+    rows.insert(place, tuner("lagom", 0.1, 1.25))
+    assert summary(comparison(*rows)).startswith(
+        "<job>: lagom is the fastest of 3: 100 ms, 1.250× the default's speed (95 % interval 1.240 to 1.260), after 7"
+    )
 
 
 def test_a_comparison_that_ended_before_a_measurement_has_a_page_without_a_figure() -> None:
