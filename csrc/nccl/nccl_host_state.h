@@ -3,7 +3,7 @@
 #define LAGOM_NCCL_HOST_STATE_H
 #include <stdbool.h>
 
-#include "../nccl_tuner_abi.h"
+#include "nccl_tuner_abi.h"
 #include "nccl_host.h"
 
 #define API __attribute__((visibility("default")))

@@ -1,4 +1,4 @@
-// Called from the job's Python through ctypes (src/lagom_overlap/emulation/hook.py).
+// Called from the job's Python through ctypes (emulate/src/lagom_emulate/hook.py).
 #include "framework.h"
 
 #include <stdbool.h>

@@ -7,7 +7,7 @@
 
 #include "nccl_api.h"
 #include "nccl_data.h"
-#include "nccl_host.h"
+#include "nccl/nccl_host.h"
 #include "nccl_members.h"
 #include "nccl_shared.h"
 

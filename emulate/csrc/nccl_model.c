@@ -1,9 +1,9 @@
-// NCCL's model of the cluster, as lagom_overlap/cost/nccl/tables.py wrote it: LAGOM_EMULATION_NCCL.
+// NCCL's model of the cluster, as lagom_emulate/nccl_tables.py wrote it: LAGOM_EMULATION_NCCL.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "../nccl_tuner_abi.h"
+#include "nccl/nccl_tuner_abi.h"
 #include "nccl_comm.h"
 
 typedef struct {

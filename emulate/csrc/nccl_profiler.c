@@ -11,11 +11,11 @@
 #include <string.h>
 #include <strings.h>
 
-#include "../nccl_profiler_abi.h"
+#include "nccl/nccl_profiler_abi.h"
 #include "device.h"
 #include "driver.h"
 #include "nccl_comm.h"
-#include "nccl_host_state.h"
+#include "nccl/nccl_host_state.h"
 
 #define GLOBALTIMER_0 1000000000000000000u  // what the GPU's clock shows at virtual time 0
 

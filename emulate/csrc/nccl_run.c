@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../nccl_tuner_abi.h"
+#include "nccl/nccl_tuner_abi.h"
 #include "device.h"
 #include "driver.h"
 #include "nccl_comm.h"

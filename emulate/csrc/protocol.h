@@ -1,5 +1,5 @@
 // The wire between a process on emulated GPUs and its coordinator: fixed little-endian records on a unix stream socket.
-// src/lagom_overlap/emulation/protocol.py holds the same layout; a test keeps both equal.
+// emulate/src/lagom_emulate/protocol.py holds the same layout; a test keeps both equal.
 #ifndef LAGOM_EMULATED_GPU_PROTOCOL_H
 #define LAGOM_EMULATED_GPU_PROTOCOL_H
 #include <stdint.h>

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from lagom_overlap.emulation.prices import PriceSource
-from lagom_overlap.report.emulate.words import _SOURCES, priced_text
-from lagom_overlap.results.emulate import PricedShare
+from lagom_emulate.prices import PriceSource
+from lagom_emulate.report import _SOURCES, priced_text
+from lagom_emulate.result import PricedShare
 
 
 @dataclass

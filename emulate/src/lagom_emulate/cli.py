@@ -7,12 +7,6 @@ import argparse
 import os
 from pathlib import Path
 
-from lagom_overlap.cli.output import say, show
-from lagom_overlap.jobfile.spec import read_job
-from lagom_overlap.report.emulate.terminal import emulation_summary
-from lagom_overlap.verbs.emulate import EmulateRequest, run_emulate
-from lagom_overlap.verbs.run import command_of
-
 
 def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Adds the verb's flags."""
@@ -39,6 +33,13 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the verb and returns the exit code."""
+    # Here, not at the top: `lagom --help` loads this module for one line.
+    from lagom_emulate.report import emulation_summary  # noqa: PLC0415
+    from lagom_emulate.verb import EmulateRequest, run_emulate  # noqa: PLC0415
+    from lagom_overlap.cli.output import say, show  # noqa: PLC0415
+    from lagom_overlap.jobfile.spec import read_job  # noqa: PLC0415
+    from lagom_overlap.verbs.run import command_of  # noqa: PLC0415
+
     spec = None if arguments.job is None else read_job(arguments.job, is_emulated=True)
     request = EmulateRequest(
         command=command_of(arguments.command),

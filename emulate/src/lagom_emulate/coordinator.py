@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final, Protocol
 
-from lagom_overlap.emulation.clock import INSTANT, Clock, Operation, SetTimes, Work
-from lagom_overlap.emulation.deadlock import circle_of
-from lagom_overlap.emulation.description import read_description
-from lagom_overlap.emulation.protocol import Ended, Host, Op, ProtocolError, Query, Wait
+from lagom_emulate.clock import INSTANT, Clock, Operation, SetTimes, Work
+from lagom_emulate.deadlock import circle_of
+from lagom_emulate.description import read_description
+from lagom_emulate.protocol import Ended, Host, Op, ProtocolError, Query, Wait
 
 _MAX_NAMED: Final = 8
 """Calls of a deadlock that are named: a refusal is one line."""

@@ -7,7 +7,7 @@ that waits in the same way (on its stream, or by an event), one waits for the ot
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from lagom_overlap.emulation.clock import Operation
+from lagom_emulate.clock import Operation
 
 
 class Blocked(NamedTuple):

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
+from lagom_emulate.protocol import ProtocolError
 from lagom_overlap.collective import CollectiveKind
-from lagom_overlap.emulation.protocol import ProtocolError
 from lagom_overlap.units import format_memory
 from lagom_overlap.workload import Access
 

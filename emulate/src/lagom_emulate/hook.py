@@ -19,14 +19,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Final
 
+from lagom_emulate import inductor, triton_kernels
+from lagom_emulate.operator_bytes import bytes_of, wire_bytes_of
+from lagom_emulate.operator_flops import Formulas
+from lagom_emulate.operator_outputs import Outputs
+from lagom_emulate.stand_ins import StandIns
+from lagom_emulate.symmetric import SymmetricGroups, SymmetricRanksError, enter_world, groups_of_job
+from lagom_emulate.values import COLLECTIVES, Values
 from lagom_overlap.after_import import after_import
-from lagom_overlap.emulation import inductor, triton_kernels
-from lagom_overlap.emulation.operator_bytes import bytes_of, wire_bytes_of
-from lagom_overlap.emulation.operator_flops import Formulas
-from lagom_overlap.emulation.operator_outputs import Outputs
-from lagom_overlap.emulation.stand_ins import StandIns
-from lagom_overlap.emulation.symmetric import SymmetricGroups, SymmetricRanksError, enter_world, groups_of_job
-from lagom_overlap.emulation.values import COLLECTIVES, Values
 from lagom_overlap.stderr import write_lines
 
 WITHOUT_CUDA: Final = 2

@@ -22,9 +22,9 @@ from math import prod
 from types import ModuleType
 from typing import Any, Final, Protocol
 
+from lagom_emulate.kernel_source import KernelSource, Residency
+from lagom_emulate.triton_kernels import floor_of
 from lagom_overlap.after_import import after_import
-from lagom_overlap.emulation.kernel_source import KernelSource, Residency
-from lagom_overlap.emulation.triton_kernels import floor_of
 
 _HEURISTICS: Final = "torch._inductor.runtime.triton_heuristics"
 _CHOICES: Final = "torch._inductor.select_algorithm"

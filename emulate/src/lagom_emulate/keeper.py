@@ -24,7 +24,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Final
 
-from lagom_overlap.emulation.processes import descendants
+from lagom_emulate.processes import descendants
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
@@ -54,8 +54,8 @@ class Order:
 
 def keeper_command(report: int) -> list[str]:
     """The command of a keeper that reports to this descriptor: this Python and this package, without `site`."""
-    paths = [str(Path(__file__).parents[2]), *sys.path]
-    code = f"import sys; sys.path[:] = {paths!r}; from lagom_overlap.emulation.keeper import keep; keep({report})"
+    paths = [str(Path(__file__).parents[1]), *sys.path]
+    code = f"import sys; sys.path[:] = {paths!r}; from lagom_emulate.keeper import keep; keep({report})"
     return [sys.executable, "-I", "-S", "-c", code]
 
 

@@ -4,7 +4,7 @@ What is set for the command:
 
     LAGOM_EMULATION_SOCKET, _GPU, _LAUNCH_NS, _NCCL   where the device finds coordinator, GPUs, host costs, NCCL's model
     LD_LIBRARY_PATH, LD_PRELOAD                       the emulated driver, runtime, BLAS, CUPTI and NCCL
-    PYTHONPATH                                        the boot folder first, whose sitecustomize arms `hook.py`
+    PYTHONPATH, LAGOM_HOOKS                           the boot folder first, whose sitecustomize arms `hook.py`
     LAGOM_EMULATION_SYMMETRIC_HOSTS                   how many hosts there are of which only the first runs
 
 Of several hosts each runs the command, on this machine and under its name, with a GPU file of its own and
@@ -32,10 +32,10 @@ from typing import Final
 
 import msgspec
 
-import lagom_overlap
-from lagom_overlap.emulation.keeper import Order, become_subreaper, keeper_command
-from lagom_overlap.emulation.processes import descendants
-from lagom_overlap.emulation.settings import SYMMETRIC_HOSTS_VARIABLE, EmulationSettings
+import lagom_emulate
+from lagom_emulate.keeper import Order, become_subreaper, keeper_command
+from lagom_emulate.processes import descendants
+from lagom_emulate.settings import SYMMETRIC_HOSTS_VARIABLE, EmulationSettings
 from lagom_overlap.errors import JobError, MissingDependencyError
 from lagom_overlap.hardware import Cluster, LinkKind
 
@@ -52,11 +52,11 @@ def emulated_libraries() -> Path:
     Raises:
         MissingDependencyError: if this installation has none.
     """
-    for folder in lagom_overlap.__path__:
-        path = Path(folder) / "emulated_gpu"
+    for folder in lagom_emulate.__path__:
+        path = Path(folder) / "lib"
         if (path / "libcuda.so.1").is_file():
             return path
-    raise MissingDependencyError("the emulated device is not built; run: pip install lagom-overlap")
+    raise MissingDependencyError("the emulated device is not built; run: pip install lagom-emulate")
 
 
 def refuse_real_gpus() -> None:
@@ -157,6 +157,7 @@ def job_environment(
         "LAGOM_EMULATION_GPU": str(folder.gpu()),
         "LAGOM_EMULATION_LAUNCH_NS": str(round(settings.launch_s * 1e9)),
         "LAGOM_EMULATION_PYTHON_CLOCK": settings.python_clock,
+        "LAGOM_HOOKS": "lagom_emulate.hook",
         "PYTHONPATH": _joined(str(boot), environment.get("PYTHONPATH", "")),
     }
     if symmetric_hosts is not None:

@@ -1,4 +1,4 @@
-"""NCCL's model of a cluster as fixed-size records: what the C host of `csrc/emulated_gpu/nccl_host.h` decides with.
+"""NCCL's model of a cluster as fixed-size records: what the C host of `csrc/nccl/nccl_host.h` decides with.
 
 The model is here, in Python; C holds the arithmetic that depends on the size (time, channels, threads, chunk), and a
 test holds both equal. One record per number of nodes and of ranks per node: a communicator finds its own by these two.

@@ -7,7 +7,7 @@ again with a fake of it, which PyTorch makes from the sizes.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from lagom_overlap.emulation.operator_outputs import Outputs
+from lagom_emulate.operator_outputs import Outputs
 
 
 class Formulas:

@@ -24,14 +24,14 @@ from functools import cached_property
 from math import inf, prod
 from typing import Final, TypeVar
 
+from lagom_emulate.clock import INSTANT, SetTimes, Work
+from lagom_emulate.description import CollectiveText, Description, GemmText, read_description
 from lagom_overlap.analysis.kernel_class import KernelClass, kernel_class
 from lagom_overlap.collective import Algorithm, Collective, CommConfig, Protocol
 from lagom_overlap.cost import CollectiveCost, ContentionModel
 from lagom_overlap.cost.kernels import kernel_of_time
 from lagom_overlap.cost.operators import WIDE_HEAD, OperatorConstants, load_operators
 from lagom_overlap.cost.operators.gemm import gemm_time
-from lagom_overlap.emulation.clock import INSTANT, SetTimes, Work
-from lagom_overlap.emulation.description import CollectiveText, Description, GemmText, read_description
 from lagom_overlap.errors import JobError, SpaceError
 from lagom_overlap.units import NS
 from lagom_overlap.workload import Access, Gemm, Kernel, MemoryBound

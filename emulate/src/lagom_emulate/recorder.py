@@ -9,8 +9,8 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any, Final
 
-from lagom_overlap.emulation.clock import Operation
-from lagom_overlap.emulation.prices import Doubt, Priced, PriceSource
+from lagom_emulate.clock import Operation
+from lagom_emulate.prices import Doubt, Priced, PriceSource
 from lagom_overlap.timeline import Span, SpanKind, Timeline
 from lagom_overlap.timeline.metrics import overlap_metrics
 from lagom_overlap.units import NS

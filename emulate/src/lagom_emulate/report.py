@@ -1,9 +1,14 @@
-"""An emulated job in words."""
+"""An emulated job in words, and for a terminal."""
 
 from typing import Final
 
-from lagom_overlap.emulation.prices import PriceSource
-from lagom_overlap.results.emulate import EmulateResult
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from lagom_emulate.prices import PriceSource
+from lagom_emulate.result import EmulateResult
+from lagom_overlap.report.fitted import WIDTH, Fitted
 from lagom_overlap.units import format_memory, format_seconds
 
 _SOURCES: Final = {
@@ -54,3 +59,22 @@ def summary(result: EmulateResult) -> str:
     lines = [headline(result), f"{size_text(result)}."]
     lines += [f"Last step: {parts}."] if parts else []
     return "\n".join((*lines, priced_text(result), *result.refusals, *result.notes))
+
+
+def emulation_summary(result: EmulateResult) -> Group:
+    """Headline, what the last step was spent on, prices, notes."""
+    parts: list[Text | Fitted] = [Text(size_text(result), style="dim"), Text(headline(result), style="bold"), Text()]
+    if result.parts:
+        parts += [_step(result), Text()]
+    parts += [Text(line, style="bold") for line in result.refusals]
+    parts += [Text(line, style="dim") for line in (priced_text(result), *result.notes)]
+    return Group(*parts)
+
+
+def _step(result: EmulateResult) -> Fitted:
+    table = Table(box=None, width=WIDTH, pad_edge=False, header_style="dim")
+    table.add_column("last step, mean of ranks", ratio=1)
+    table.add_column("time", justify="right", no_wrap=True)
+    for name, seconds in result.parts.items():
+        table.add_row(Text(name), Text(format_seconds(seconds)))
+    return Fitted(table)

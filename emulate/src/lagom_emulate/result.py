@@ -2,13 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING
 
+from lagom_emulate.recorder import StepFigures
 from lagom_overlap import __version__
-from lagom_overlap.emulation.recorder import StepFigures
-from lagom_overlap.results.base import Drawn, Row
+from lagom_overlap.results.base import Result, Row
 from lagom_overlap.timeline import Timeline
+
+if TYPE_CHECKING:  # for the annotation
+    import plotly.graph_objects as go
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,15 +25,13 @@ class PricedShare:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmulateResult(Drawn):
+class EmulateResult(Result):
     """One emulated job.
 
     `step_s` is the median of all steps but the first; None, as is `last_step`, where no step was found. `exit_code` is
     the command's. `num_started` of the ranks were processes, the others are taken to have done the same. `ran` is found
     again as `timeline`.
     """
-
-    verb: ClassVar[str] = "emulate"
 
     tool: str = "lagom emulate"
     version: str = __version__
@@ -65,6 +67,17 @@ class EmulateResult(Drawn):
         """What ran when in the last step, on all ranks."""
         timeline: Timeline = self.__dict__["_timeline"]
         return timeline
+
+    def summary(self) -> str:
+        """The job, what it ran on, and the caveats."""
+        said: str = import_module("lagom_emulate.report").summary(self)  # which stands above
+        return said
+
+    def figure(self) -> "go.Figure":
+        """What ran when in the last step."""
+        from lagom_overlap.report.streams import streams_figure  # noqa: PLC0415  plotly is loaded for those who ask
+
+        return streams_figure({" ".join(self.command[-1:]) or "job": self.timeline})
 
     def table(self) -> list[Row]:
         """One row per step."""

@@ -17,10 +17,10 @@ from pathlib import Path
 from time import monotonic
 from typing import Final
 
-from lagom_overlap.emulation.coordinator import Coordinator, Reply
-from lagom_overlap.emulation.prices import CostModelPrices
-from lagom_overlap.emulation.processes import Activity, JobWork, launch_queues_of, local_world_size_of, rank_of
-from lagom_overlap.emulation.protocol import (
+from lagom_emulate.coordinator import Coordinator, Reply
+from lagom_emulate.prices import CostModelPrices
+from lagom_emulate.processes import Activity, JobWork, launch_queues_of, local_world_size_of, rank_of
+from lagom_emulate.protocol import (
     VERSION,
     Decoder,
     Describe,
@@ -34,7 +34,7 @@ from lagom_overlap.emulation.protocol import (
     completed,
     refused,
 )
-from lagom_overlap.emulation.recorder import Recorder
+from lagom_emulate.recorder import Recorder
 from lagom_overlap.errors import JobError, LagomError
 
 IDLE_S: Final = 0.05

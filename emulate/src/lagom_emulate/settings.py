@@ -6,7 +6,7 @@ from enum import StrEnum
 from math import cos, exp, log, pi, sqrt
 from typing import Final
 
-from lagom_overlap.emulation.clock import Work
+from lagom_emulate.clock import Work
 
 SYMMETRIC_HOSTS_VARIABLE: Final = "LAGOM_EMULATION_SYMMETRIC_HOSTS"
 """How many hosts a job with symmetric ranks has, of which the first runs; the emulated NCCL reads it, too."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Final, Protocol
 
-from lagom_overlap.emulation.operator_outputs import Outputs
+from lagom_emulate.operator_outputs import Outputs
 from lagom_overlap.errors import LagomError
 
 _LIBRARIES: Final = {

@@ -15,7 +15,7 @@ from importlib import import_module
 from inspect import signature
 from typing import Any, Final, NoReturn, Protocol
 
-from lagom_overlap.emulation.settings import SYMMETRIC_HOSTS_VARIABLE
+from lagom_emulate.settings import SYMMETRIC_HOSTS_VARIABLE
 from lagom_overlap.errors import LagomError
 from lagom_overlap.stderr import write_lines
 

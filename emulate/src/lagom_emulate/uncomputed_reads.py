@@ -55,7 +55,7 @@ def _line_of_job() -> str:
     innermost = ""
     while frame is not None:
         name = frame.f_code.co_filename
-        if f"{os.sep}lagom_overlap{os.sep}" not in name:
+        if not any(f"{os.sep}{ours}{os.sep}" in name for ours in ("lagom_overlap", "lagom_emulate")):
             place = f"{name}:{frame.f_lineno}"
             if f"{os.sep}torch{os.sep}" not in name:
                 return place

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from lagom_overlap.emulation.saving import is_saving
-from lagom_overlap.emulation.uncomputed_reads import UncomputedReads, UncomputedValueError
+from lagom_emulate.saving import is_saving
+from lagom_emulate.uncomputed_reads import UncomputedReads, UncomputedValueError
 
 MAX_ELEMENTS: Final = 1 << 18
 """Of floats, all tensors of an operator together: some 0.1 ms of one core for what is done element by element."""

@@ -10,10 +10,8 @@ from typing import Final
 
 import msgspec
 
-from lagom_overlap.cost import ContentionModel, load_profile
-from lagom_overlap.cost.nccl.tables import write_tables
-from lagom_overlap.emulation.coordinator import Coordinator
-from lagom_overlap.emulation.launch import (
+from lagom_emulate.coordinator import Coordinator
+from lagom_emulate.launch import (
     Job,
     JobFolder,
     emulated_libraries,
@@ -23,10 +21,13 @@ from lagom_overlap.emulation.launch import (
     job_folder,
     refuse_real_gpus,
 )
-from lagom_overlap.emulation.prices import CostModelPrices, Doubt
-from lagom_overlap.emulation.recorder import MAX_SPANS, Recorder
-from lagom_overlap.emulation.server import EmulationServer
-from lagom_overlap.emulation.settings import EmulationSettings, PythonClock
+from lagom_emulate.nccl_tables import write_tables
+from lagom_emulate.prices import CostModelPrices, Doubt
+from lagom_emulate.recorder import MAX_SPANS, Recorder
+from lagom_emulate.result import EmulateResult, PricedShare
+from lagom_emulate.server import EmulationServer
+from lagom_emulate.settings import EmulationSettings, PythonClock
+from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import Cluster
 from lagom_overlap.jobfile.run_folder import check_folder, create_run_folder
@@ -34,7 +35,6 @@ from lagom_overlap.jobfile.spec import ClusterTable, EmulateTable, JobSpec
 from lagom_overlap.jobfile.step import stated_cluster, step_operators
 from lagom_overlap.record import describe_machine, package_versions, utc_now, write_private
 from lagom_overlap.results.base import encoded
-from lagom_overlap.results.emulate import EmulateResult, PricedShare
 from lagom_overlap.stderr import write_lines
 from lagom_overlap.timeline import Timeline
 from lagom_overlap.trace.chrome_writer import chrome_trace
@@ -44,7 +44,7 @@ _FILES: Final = ("run.json", "timeline.json")
 MAX_STARTED_HOSTS: Final = 64
 """Each is the command and its ranks as processes of this machine."""
 MAX_GPUS: Final = 65_535
-"""Of all hosts: as many shapes of communicators has a file of NCCL's model (`csrc/emulated_gpu/nccl_model.c`)."""
+"""Of all hosts: as many shapes of communicators has a file of NCCL's model (`csrc/nccl_model.c`)."""
 _MANY_HOSTS: Final = 256
 """From here on NCCL's model of them takes seconds."""
 _DOUBTS: Final = {

@@ -8,12 +8,12 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
-from importlib import import_module
+from importlib import import_module, metadata
 from typing import Final
 
 from lagom_overlap import __version__
 from lagom_overlap.cli.output import forget, say
-from lagom_overlap.errors import LagomError, UnknownNameError, did_you_mean
+from lagom_overlap.errors import LagomError, MissingDependencyError, UnknownNameError, did_you_mean
 from lagom_overlap.interrupts import as_interrupts, exit_code, received
 
 EXIT_BUG: Final = 1
@@ -36,11 +36,16 @@ _VERBS: Final = (
     "analyze",
     "reproduce",
     "run",
-    "emulate",
     "selftest",
     "export",
     "doctor",
 )
+
+
+VERBS: Final = "lagom_overlap.verbs"
+"""Entry points of other distributions, by the verb's name: an `add_parser` as in the modules of this folder."""
+_ELSEWHERE: Final = {"emulate": "pip install 'lagom-overlap[emulate]'"}
+"""Verbs of ours in distributions of their own, and what installs them."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -63,9 +68,30 @@ def _parser(wanted: str = "") -> "tuple[_Parser, _Verbs[_Parser]]":
     parser = _Parser(prog="lagom", description="Give each collective just enough of the machine.")
     parser.add_argument("--version", action="version", version=f"lagom {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    installed = {} if wanted in _VERBS else {entry.name: entry for entry in metadata.entry_points(group=VERBS)}
+    if wanted in installed:
+        _add(installed[wanted], verbs)
+        return parser, verbs
     for name in (wanted,) if wanted in _VERBS else _VERBS:
         import_module(f"lagom_overlap.cli.{name}").add_parser(verbs)
+    for name in sorted(installed.keys() - set(_VERBS)):
+        try:
+            _add(installed[name], verbs)
+        except LagomError as error:
+            _complain(name, str(error))
     return parser, verbs
+
+
+def _add(entry: metadata.EntryPoint, verbs: "_Verbs[_Parser]") -> None:
+    """Adds the verb of another distribution.
+
+    Raises:
+        MissingDependencyError: if it cannot be loaded.
+    """
+    try:
+        entry.load()(verbs)
+    except Exception as error:
+        raise MissingDependencyError(f"{entry.value} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -79,8 +105,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(given: Sequence[str], verb: str, *, debug: bool) -> int:
     try:
         parser, verbs = _parser(verb)
-        if verb not in _VERBS and verb[:1] not in ("", "-"):
-            parser.error(str(UnknownNameError.among("verb", verb, _VERBS)))
+        if verb not in verbs.choices and verb[:1] not in ("", "-"):
+            if verb in _ELSEWHERE:
+                raise MissingDependencyError(f"this verb is not installed; run: {_ELSEWHERE[verb]}")
+            parser.error(str(UnknownNameError.among("verb", verb, tuple(verbs.choices))))
         arguments, unknown = parser.parse_known_args(given)
         if unknown:
             _refuse(unknown, verbs.choices[arguments.verb])
