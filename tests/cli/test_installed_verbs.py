@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lagom_overlap.cli import main
-from lagom_overlap.cli.main import VERBS
+from lagom_overlap.cli.main import VERB_GROUP
 
 MODULE = """
 def add_parser(verbs):
@@ -24,7 +24,7 @@ def greeting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: greeting\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
-        f"[{VERBS}]\ngreet = greeting:add_parser\nbroken = nowhere:add_parser\ndoctor = greeting:add_parser\n"
+        f"[{VERB_GROUP}]\ngreet = greeting:add_parser\nbroken = nowhere:add_parser\ndoctor = greeting:add_parser\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path

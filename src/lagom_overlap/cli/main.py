@@ -42,7 +42,7 @@ _VERBS: Final = (
 )
 
 
-VERBS: Final = "lagom_overlap.verbs"
+VERB_GROUP: Final = "lagom_overlap.verbs"
 """Entry points of other distributions, by the verb's name: an `add_parser` as in the modules of this folder."""
 _ELSEWHERE: Final = {"emulate": "pip install 'lagom-overlap[emulate]'"}
 """Verbs of ours in distributions of their own, and what installs them."""
@@ -68,7 +68,8 @@ def _parser(wanted: str = "") -> "tuple[_Parser, _Verbs[_Parser]]":
     parser = _Parser(prog="lagom", description="Give each collective just enough of the machine.")
     parser.add_argument("--version", action="version", version=f"lagom {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    installed = {} if wanted in _VERBS else {entry.name: entry for entry in metadata.entry_points(group=VERBS)}
+    is_known = wanted in (*_VERBS, "--version")  # finding out what else is installed takes a while
+    installed = {} if is_known else {entry.name: entry for entry in metadata.entry_points(group=VERB_GROUP)}
     if wanted in installed:
         _add(installed[wanted], verbs)
         return parser, verbs
