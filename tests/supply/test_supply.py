@@ -21,7 +21,7 @@ import lagom_emulate
 import lagom_overlap
 
 ROOT = Path(__file__).parents[2]
-FETCHES = "reproduce/datasets.py"
+FETCHES = "papers/reproduce/datasets.py"
 """The one module that downloads: `reproduce --fetch`."""
 CLIENTS = {"urllib.request", "http.client", "ftplib", "smtplib", "xmlrpc", "requests", "httpx", "aiohttp", "urllib3"}
 

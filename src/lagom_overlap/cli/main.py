@@ -34,7 +34,6 @@ _VERBS: Final = (
     "simulate",
     "capture",
     "analyze",
-    "reproduce",
     "run",
     "selftest",
     "export",

@@ -18,12 +18,8 @@ from lagom_overlap.cli.tune import seed
 from lagom_overlap.errors import DataError, JobError, UnknownNameError
 from lagom_overlap.interrupts import exit_code, held_back
 from lagom_overlap.jobfile.spec import link_bytes_per_s
-from lagom_overlap.record import create_folder, write_private
-from lagom_overlap.report.fitted import Fitted
-from lagom_overlap.report.reproduce.page import headline, render_reproduction
-from lagom_overlap.report.reproduce.terminal import lines_table
-from lagom_overlap.reproduce import ALL, CHAPTERS, run_reproduce
-from lagom_overlap.reproduce.datasets import (
+from lagom_overlap.papers.reproduce import ALL, CHAPTERS, run_reproduce
+from lagom_overlap.papers.reproduce.datasets import (
     DatasetState,
     FoundDataset,
     cache_root,
@@ -32,8 +28,12 @@ from lagom_overlap.reproduce.datasets import (
     fetch,
     look_up,
 )
+from lagom_overlap.papers.reproduce.page import headline, render_reproduction
+from lagom_overlap.papers.reproduce.result import ReproduceReport
+from lagom_overlap.papers.reproduce.terminal import lines_table
+from lagom_overlap.record import create_folder, write_private
+from lagom_overlap.report.fitted import Fitted
 from lagom_overlap.results.base import encoded
-from lagom_overlap.results.reproduce import ReproduceReport
 from lagom_overlap.stderr import write_lines
 
 DATA: Final = "data"
@@ -109,7 +109,7 @@ def _finish(arguments: argparse.Namespace, report: ReproduceReport) -> int:
 
 
 def _on_workers(arguments: argparse.Namespace, note: Callable[[str], None]) -> ReproduceReport:
-    from lagom_overlap.reproduce.figure3_workers import figure3_on_workers  # noqa: PLC0415  torch is an extra
+    from lagom_overlap.papers.reproduce.figure3_workers import figure3_on_workers  # noqa: PLC0415  torch is an extra
 
     link = WORKERS_LINK if arguments.link is None else arguments.link
     return figure3_on_workers(seed=arguments.seed, link_bytes_per_s=link_bytes_per_s(link, "--link"), note=note)

@@ -11,7 +11,7 @@ from lagom_overlap.backends.gloo import EngineLimits, RankBackend, require_torch
 from lagom_overlap.backends.gloo.launched import launched_num_ranks
 from lagom_overlap.collective import Collective, CommConfig, ConfigSpace, Protocol, Subspace
 from lagom_overlap.errors import BackendError, SpaceError
-from lagom_overlap.lab.space import (
+from lagom_overlap.papers.lab.space import (
     CHANNELS,
     DEFAULT,
     PROTOCOLS,

@@ -22,9 +22,9 @@ from lagom_overlap.engines.base import Buffers, Handle
 from lagom_overlap.engines.cpu_limits import ELEMENT_BYTES
 from lagom_overlap.engines.gloo_group import Store
 from lagom_overlap.errors import BackendError
-from lagom_overlap.lab.mesh import WorkersMesh
-from lagom_overlap.lab.space import CHANNELS, DEFAULT, PROTOCOLS, check_config, effective, workers_space
 from lagom_overlap.nccl_plugin.library import load_library
+from lagom_overlap.papers.lab.mesh import WorkersMesh
+from lagom_overlap.papers.lab.space import CHANNELS, DEFAULT, PROTOCOLS, check_config, effective, workers_space
 
 LIBRARY_NAME: Final = "liblagom_workers.so"
 VERSION: Final = 1

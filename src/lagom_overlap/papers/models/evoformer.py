@@ -9,6 +9,7 @@ paper; gradients of the (whole) parameters are not reduced.
 """
 
 from collections.abc import Callable
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from lagom_overlap.capturing.fake_tensor import TrainingStep
 from lagom_overlap.capturing.models.degrees import Degrees
+from lagom_overlap.capturing.models.named import RegisteredModel
 from lagom_overlap.capturing.models.parallelize import default_dtype, optimizers_of
 from lagom_overlap.errors import JobError
 
@@ -207,3 +209,13 @@ def evoformer_step(
         )
 
     return build
+
+
+def _named_step(
+    name: str, degrees: Degrees, *, micro_batch: int, seq_len: int, num_micro_batches: int
+) -> Callable[[], TrainingStep]:
+    """Its size is the number of residues, which stands for the sequence's; a batch is one of them."""
+    return evoformer_step(degrees, num_residues=seq_len, num_micro_batches=num_micro_batches)
+
+
+EVOFORMER: Final = RegisteredModel(_named_step, world_name="dap")

@@ -14,6 +14,7 @@ from torch import nn
 
 from lagom_overlap.capturing.fake_tensor import TrainingStep
 from lagom_overlap.capturing.models.degrees import Degrees
+from lagom_overlap.capturing.models.named import RegisteredModel
 from lagom_overlap.capturing.models.parallelize import apply_data, data_mesh, default_dtype, optimizers_of
 from lagom_overlap.errors import JobError
 
@@ -122,11 +123,6 @@ class WideResNet(nn.Module):
         return scores
 
 
-def vision_names() -> list[str]:
-    """The names that can be captured."""
-    return sorted([*_VITS, WIDE_RESNET])
-
-
 def _shape(name: str, num_layers: int | None) -> _VitShape:
     return _VITS[name] if num_layers is None else replace(_VITS[name], num_layers=num_layers)
 
@@ -162,3 +158,13 @@ def vision_step(
         )
 
     return build
+
+
+def _named_step(
+    name: str, degrees: Degrees, *, micro_batch: int, seq_len: int, num_micro_batches: int
+) -> Callable[[], TrainingStep]:
+    """Images have one size: `seq_len` is not used."""
+    return vision_step(name, degrees, micro_batch=micro_batch, num_micro_batches=num_micro_batches)
+
+
+VISION: Final = RegisteredModel(_named_step)

@@ -12,20 +12,20 @@ from typing import Final
 
 from lagom_overlap.cost import load_profile
 from lagom_overlap.errors import UnknownNameError
+from lagom_overlap.papers.reproduce.convergence import convergence
+from lagom_overlap.papers.reproduce.equations import equations
+from lagom_overlap.papers.reproduce.figure3 import figure3
+from lagom_overlap.papers.reproduce.figure5 import figure5
+from lagom_overlap.papers.reproduce.figure7 import cases
+from lagom_overlap.papers.reproduce.figure7 import lines as lines_of_cases
+from lagom_overlap.papers.reproduce.figure8 import figure8
+from lagom_overlap.papers.reproduce.ground import PROFILES
+from lagom_overlap.papers.reproduce.hidden import breakdown_lines, hidden
+from lagom_overlap.papers.reproduce.judge import FITTED_PROFILES, under_profile
+from lagom_overlap.papers.reproduce.optimality import optimality
+from lagom_overlap.papers.reproduce.result import Bar, Case, Curve, Line, ReproducedSurface, ReproduceReport
+from lagom_overlap.papers.reproduce.scaling import scaling
 from lagom_overlap.record import utc_now
-from lagom_overlap.reproduce.convergence import convergence
-from lagom_overlap.reproduce.equations import equations
-from lagom_overlap.reproduce.figure3 import figure3
-from lagom_overlap.reproduce.figure5 import figure5
-from lagom_overlap.reproduce.figure7 import cases
-from lagom_overlap.reproduce.figure7 import lines as lines_of_cases
-from lagom_overlap.reproduce.figure8 import figure8
-from lagom_overlap.reproduce.ground import PROFILES
-from lagom_overlap.reproduce.hidden import breakdown_lines, hidden
-from lagom_overlap.reproduce.judge import FITTED_PROFILES, under_profile
-from lagom_overlap.reproduce.optimality import optimality
-from lagom_overlap.reproduce.scaling import scaling
-from lagom_overlap.results.reproduce import Bar, Case, Curve, Line, ReproducedSurface, ReproduceReport
 
 CHAPTERS: Final = ("fig3", "fig5", "fig7", "fig8", "convergence", "equations", "hidden", "scaling")
 NOTES_CHAPTERS: Final = ("hidden", "scaling")

@@ -13,10 +13,10 @@ from functools import partial
 from typing import Final
 
 from lagom_overlap.cost import ContentionModel
-from lagom_overlap.reproduce.figure8 import patterns
-from lagom_overlap.reproduce.ground import Searched, model_of, problems_of, search
-from lagom_overlap.reproduce.judge import judge_number
-from lagom_overlap.results.reproduce import Curve, Line, ReproducedVerdict
+from lagom_overlap.papers.reproduce.figure8 import patterns
+from lagom_overlap.papers.reproduce.ground import Searched, model_of, problems_of, search
+from lagom_overlap.papers.reproduce.judge import judge_number
+from lagom_overlap.papers.reproduce.result import Curve, Line, ReproducedVerdict
 from lagom_overlap.tuners.lagom_printed import PrintedEnd, printed
 from lagom_overlap.units import MS
 from lagom_overlap.workload import OverlapGroup

@@ -13,11 +13,11 @@ from statistics import median
 from lagom_overlap.cost import ContentionModel
 from lagom_overlap.cost.contention import traffic_bytes_per_s
 from lagom_overlap.cost.printed_equations import Overlapping, printed_kernel_s, printed_waves
-from lagom_overlap.reproduce.figure3 import PUBLISHED_RATIO, SHAPES, ffn_works
-from lagom_overlap.reproduce.figure8 import AUTOCCL_AG, LAGOM_AG, LAGOM_RS, patterns
-from lagom_overlap.reproduce.ground import DEFAULT, model_of
-from lagom_overlap.reproduce.judge import as_built_in, judge_number
-from lagom_overlap.results.reproduce import Line
+from lagom_overlap.papers.reproduce.figure3 import PUBLISHED_RATIO, SHAPES, ffn_works
+from lagom_overlap.papers.reproduce.figure8 import AUTOCCL_AG, LAGOM_AG, LAGOM_RS, patterns
+from lagom_overlap.papers.reproduce.ground import DEFAULT, model_of
+from lagom_overlap.papers.reproduce.judge import as_built_in, judge_number
+from lagom_overlap.papers.reproduce.result import Line
 from lagom_overlap.sim import GroupSimulator
 from lagom_overlap.timeline import SpanKind
 from lagom_overlap.tuners.problem import Assignment

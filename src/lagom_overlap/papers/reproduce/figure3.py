@@ -11,9 +11,9 @@ from statistics import median
 from typing import Final
 
 from lagom_overlap.collective import Collective, CollectiveKind, CommConfig, chunk_bytes_of_slice
-from lagom_overlap.reproduce.ground import model_of
-from lagom_overlap.reproduce.judge import as_built_in, judge_cases, judge_number, spread
-from lagom_overlap.results.reproduce import Curve, Line, ReproducedSurface, ReproducedVerdict
+from lagom_overlap.papers.reproduce.ground import model_of
+from lagom_overlap.papers.reproduce.judge import as_built_in, judge_cases, judge_number, spread
+from lagom_overlap.papers.reproduce.result import Curve, Line, ReproducedSurface, ReproducedVerdict
 from lagom_overlap.sim import GroupSimulator
 from lagom_overlap.units import KIB, MIB, MS
 from lagom_overlap.workload import CommOp, CompOp, Gemm, MemoryBound, OverlapGroup, Work

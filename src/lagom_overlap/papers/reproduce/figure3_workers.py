@@ -16,9 +16,9 @@ from lagom_overlap.backends import Backend, BackendRequest
 from lagom_overlap.collective import Collective, CollectiveKind, CommConfig, Protocol
 from lagom_overlap.errors import BackendError
 from lagom_overlap.jobfile.registry import backend_factory
+from lagom_overlap.papers.reproduce.judge import judge_cases, judge_direction, spread
+from lagom_overlap.papers.reproduce.result import Curve, Line, ReproducedSurface, ReproducedVerdict, ReproduceReport
 from lagom_overlap.record import utc_now
-from lagom_overlap.reproduce.judge import judge_cases, judge_direction, spread
-from lagom_overlap.results.reproduce import Curve, Line, ReproducedSurface, ReproducedVerdict, ReproduceReport
 from lagom_overlap.tuners.problem import Failure, Measurement
 from lagom_overlap.units import GBIT_PER_S, KIB, MIB, MS
 from lagom_overlap.workload import CommOp, CompOp, Gemm, MemoryBound, OverlapGroup, Work

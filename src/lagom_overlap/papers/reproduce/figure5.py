@@ -10,9 +10,9 @@ from functools import partial
 from typing import Final
 
 from lagom_overlap.collective import Collective, CollectiveKind, CommConfig
-from lagom_overlap.reproduce.ground import model_of
-from lagom_overlap.reproduce.judge import judge_direction
-from lagom_overlap.results.reproduce import Curve, Line
+from lagom_overlap.papers.reproduce.ground import model_of
+from lagom_overlap.papers.reproduce.judge import judge_direction
+from lagom_overlap.papers.reproduce.result import Curve, Line
 from lagom_overlap.sim import GroupSimulator, GroupTimes
 from lagom_overlap.units import KIB, MIB, MS
 from lagom_overlap.workload import CommOp, CompOp, Gemm, OverlapGroup

@@ -11,13 +11,13 @@ from typing import Final
 
 from lagom_overlap.collective import CommConfig
 from lagom_overlap.cost import ContentionModel
-from lagom_overlap.reproduce.ground import best_assignment, configs_by_name, model_of, search
-from lagom_overlap.reproduce.judge import OTHER_SIDE, judge_cases, judge_range, spread
-from lagom_overlap.results.reproduce import Case, Line, ReproducedVerdict
+from lagom_overlap.papers.reproduce.ground import best_assignment, configs_by_name, model_of, search
+from lagom_overlap.papers.reproduce.judge import OTHER_SIDE, judge_cases, judge_range, spread
+from lagom_overlap.papers.reproduce.result import Case, Line, ReproducedVerdict
+from lagom_overlap.papers.workloads import PaperStep, PaperStrategy, PaperWorkload, load_table2, paper_step
 from lagom_overlap.sim import simulate_iteration
 from lagom_overlap.timeline.metrics import overlap_metrics
 from lagom_overlap.workload import find_overlap_groups
-from lagom_overlap.workload.papers import PaperStep, PaperStrategy, PaperWorkload, load_table2, paper_step
 
 Note = Callable[[str], None]
 

@@ -8,14 +8,14 @@ stands what the tuners choose here.
 from typing import Final
 
 from lagom_overlap.collective import CollectiveKind, CommConfig, chunk_bytes_of_slice
-from lagom_overlap.reproduce.ground import DEFAULT, model_of, search
-from lagom_overlap.reproduce.judge import LEAST_SHARE, as_built_in, judge_number
-from lagom_overlap.results.reproduce import Bar, Line, ReproducedVerdict
+from lagom_overlap.papers.reproduce.ground import DEFAULT, model_of, search
+from lagom_overlap.papers.reproduce.judge import LEAST_SHARE, as_built_in, judge_number
+from lagom_overlap.papers.reproduce.result import Bar, Line, ReproducedVerdict
+from lagom_overlap.papers.workloads import load_table2, paper_step
 from lagom_overlap.sim import GroupSimulator, simulate_iteration
 from lagom_overlap.tuners.problem import Assignment
 from lagom_overlap.units import KIB, MIB, format_bytes
 from lagom_overlap.workload import Iteration, OverlapGroup, find_overlap_groups
-from lagom_overlap.workload.papers import load_table2, paper_step
 
 AUTOCCL_AG: Final = CommConfig(num_channels=61, chunk_bytes=2 * MIB)
 LAGOM_AG: Final = CommConfig(num_channels=2, chunk_bytes=chunk_bytes_of_slice(684 * KIB))

@@ -6,6 +6,7 @@ from typing import Final
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from lagom_overlap.papers.reproduce.result import Bar, Case, Curve, Line, ReproducedSurface, ReproducedVerdict
 from lagom_overlap.report.style import (
     ACCENT,
     BAD,
@@ -18,7 +19,6 @@ from lagom_overlap.report.style import (
     lay_out,
     log_axis,
 )
-from lagom_overlap.results.reproduce import Bar, Case, Curve, Line, ReproducedSurface, ReproducedVerdict
 from lagom_overlap.units import format_bytes
 
 VERDICT_COLOURS: Final = {

@@ -17,20 +17,20 @@ from typing import Final
 
 from lagom_overlap.cost import ContentionModel
 from lagom_overlap.hardware import load_preset
-from lagom_overlap.reproduce.ground import model_of
-from lagom_overlap.reproduce.judge import LEAST_SHARE
-from lagom_overlap.results.reproduce import Curve, Line, ReproducedVerdict
-from lagom_overlap.sim import simulate_iteration
-from lagom_overlap.timeline.metrics import overlap_metrics
-from lagom_overlap.units import GB_PER_S
-from lagom_overlap.workload import Iteration, load_model
-from lagom_overlap.workload.papers.megatron_notes import (
+from lagom_overlap.papers.reproduce.ground import model_of
+from lagom_overlap.papers.reproduce.judge import LEAST_SHARE
+from lagom_overlap.papers.reproduce.result import Curve, Line, ReproducedVerdict
+from lagom_overlap.papers.workloads.megatron_notes import (
     gather_iteration,
     gradient_iteration,
     notes_parts,
     tensor_iteration,
 )
-from lagom_overlap.workload.papers.parts import LayerParts
+from lagom_overlap.papers.workloads.parts import LayerParts
+from lagom_overlap.sim import simulate_iteration
+from lagom_overlap.timeline.metrics import overlap_metrics
+from lagom_overlap.units import GB_PER_S
+from lagom_overlap.workload import Iteration, load_model
 
 MICRO_BATCHES: Final = (1, 2, 3, 4, 6, 8)
 NETWORK_BYTES_PER_S: Final = 50 * GB_PER_S

@@ -15,7 +15,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Final
 
-from lagom_overlap.results.reproduce import Line, ReproducedVerdict
+from lagom_overlap.papers.reproduce.result import Line, ReproducedVerdict
 
 RANGE_SLACK: Final = 0.02
 NUMBER_SLACK: Final = 0.05

@@ -16,11 +16,11 @@ from typing import Final
 
 from lagom_overlap.collective import CommConfig
 from lagom_overlap.cost import ContentionModel
-from lagom_overlap.reproduce.figure5 import TOKENS, group_of_products
-from lagom_overlap.reproduce.figure8 import patterns
-from lagom_overlap.reproduce.ground import model_of, problems_of
-from lagom_overlap.reproduce.judge import judge_cases
-from lagom_overlap.results.reproduce import Line
+from lagom_overlap.papers.reproduce.figure5 import TOKENS, group_of_products
+from lagom_overlap.papers.reproduce.figure8 import patterns
+from lagom_overlap.papers.reproduce.ground import model_of, problems_of
+from lagom_overlap.papers.reproduce.judge import judge_cases
+from lagom_overlap.papers.reproduce.result import Line
 from lagom_overlap.sim import GroupSimulator, GroupTimes
 from lagom_overlap.units import format_bytes
 from lagom_overlap.workload import OverlapGroup

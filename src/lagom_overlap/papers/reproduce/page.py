@@ -4,8 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from lagom_overlap.report.render import EmbeddedFigure, embedded, render
-from lagom_overlap.report.reproduce.figures import (
+from lagom_overlap.papers.reproduce.figures import (
     CLUSTERS,
     convergence_figure,
     gains_figure,
@@ -18,7 +17,8 @@ from lagom_overlap.report.reproduce.figures import (
     trade_figure,
     verdicts_figure,
 )
-from lagom_overlap.results.reproduce import SIMULATOR, Line, ReproducedVerdict, ReproduceReport
+from lagom_overlap.papers.reproduce.result import SIMULATOR, Line, ReproducedVerdict, ReproduceReport
+from lagom_overlap.report.render import EmbeddedFigure, embedded, render
 from lagom_overlap.units import format_seconds
 
 TITLES: Final = {

@@ -19,9 +19,9 @@ from typing import Final
 from lagom_overlap.cost import load_profile
 from lagom_overlap.cost.operators import load_framework, load_operators
 from lagom_overlap.hardware import load_preset
-from lagom_overlap.reproduce.hidden import MICRO_BATCHES, STAGES, iterations_by_kind, pipeline_makespan
-from lagom_overlap.reproduce.judge import NUMBER_SLACK, RANGE_SLACK, judge_number, judge_range, spread
-from lagom_overlap.results.reproduce import Curve, Line, ReproducedVerdict
+from lagom_overlap.papers.reproduce.hidden import MICRO_BATCHES, STAGES, iterations_by_kind, pipeline_makespan
+from lagom_overlap.papers.reproduce.judge import NUMBER_SLACK, RANGE_SLACK, judge_number, judge_range, spread
+from lagom_overlap.papers.reproduce.result import Curve, Line, ReproducedVerdict
 from lagom_overlap.sim.training import TrainingSimulator, TrainingTimes
 from lagom_overlap.workload import load_model
 from lagom_overlap.workload.parallel import ParallelLayout

@@ -8,8 +8,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from lagom_overlap.papers.reproduce.result import Line, ReproducedVerdict, ReproduceReport
 from lagom_overlap.report.fitted import WIDTH, Fitted
-from lagom_overlap.results.reproduce import Line, ReproducedVerdict, ReproduceReport
 
 _STYLES: Final = {
     ReproducedVerdict.REPRODUCED: "green",

@@ -6,10 +6,10 @@ are reduced over data-parallel ranks after the last one, which is not here (`tab
 
 from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.errors import JobError
+from lagom_overlap.papers.workloads.halves import HALVES, HalvesBuilder
+from lagom_overlap.papers.workloads.parts import LayerParts
 from lagom_overlap.workload.iteration import Iteration
 from lagom_overlap.workload.models import TransformerModel
-from lagom_overlap.workload.papers.halves import HALVES, HalvesBuilder
-from lagom_overlap.workload.papers.parts import LayerParts
 
 
 def domino_iteration(model: TransformerModel, *, tensor: int, micro_batch: int, seq_len: int) -> Iteration:

@@ -5,9 +5,9 @@ parallelism (arXiv 2409.15241), the dual batches of expert parallelism (DeepSeek
 """
 
 from lagom_overlap.collective import Collective
+from lagom_overlap.papers.workloads.parts import Backward, Works
 from lagom_overlap.workload.iteration import Iteration
 from lagom_overlap.workload.ops import CommOp, CompOp, Op
-from lagom_overlap.workload.papers.parts import Backward, Works
 
 HALVES = (0, 1)
 

@@ -20,13 +20,13 @@ import msgspec
 
 from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.errors import JobError
+from lagom_overlap.papers.workloads.domino import domino_iteration
+from lagom_overlap.papers.workloads.dual_batch import dual_batch_iteration
+from lagom_overlap.papers.workloads.fsdp import fsdp_iteration
+from lagom_overlap.papers.workloads.parts import ELEMENT_BYTES
 from lagom_overlap.workload.iteration import Iteration
 from lagom_overlap.workload.models import TransformerModel, load_model
 from lagom_overlap.workload.ops import MemoryBound
-from lagom_overlap.workload.papers.domino import domino_iteration
-from lagom_overlap.workload.papers.dual_batch import dual_batch_iteration
-from lagom_overlap.workload.papers.fsdp import fsdp_iteration
-from lagom_overlap.workload.papers.parts import ELEMENT_BYTES
 from lagom_overlap.workload.parallel import Recompute
 
 TENSOR_DEGREE = 8
