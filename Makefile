@@ -16,7 +16,9 @@ help:
 
 venv: $(STAMP)
 
-$(STAMP): pyproject.toml $(wildcard constraints*.txt) CMakeLists.txt $(wildcard csrc/* csrc/*/*)
+BUILT_FROM := pyproject.toml CMakeLists.txt $(wildcard csrc/* csrc/*/* emulate/pyproject.toml emulate/CMakeLists.txt emulate/csrc/*)
+
+$(STAMP): $(BUILT_FROM) $(wildcard constraints*.txt)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "lagom-overlap needs Python 3.11 or newer; set PYTHON=..."; exit 2; }
 	@echo "Setting up $(VENV): a few minutes once; up to 6 GB where pip brings PyTorch with CUDA, 2 GB with its CPU build"
 	$(PYTHON) -m venv $(VENV)
@@ -25,7 +27,7 @@ $(STAMP): pyproject.toml $(wildcard constraints*.txt) CMakeLists.txt $(wildcard 
 		echo "the CPU build that is pinned for this Python and machine was not installed (pip's reason above): pip's own torch, with CUDA on Linux"; \
 		$(HASHED) --requirement constraints-torch.txt; }
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		--no-build-isolation --editable '.[torch,plan,models,dev]'
+		--no-build-isolation --editable '.[torch,plan,models,dev]' --editable ./emulate
 	@touch $@
 
 demo: venv
@@ -62,11 +64,11 @@ tests-with-ranks: venv
 CUDA_VENV := .venv-cuda
 CUDA_TORCH := torch>=2.13,<2.16
 
-$(CUDA_VENV)/.installed: pyproject.toml CMakeLists.txt $(wildcard csrc/* csrc/*/*)
+$(CUDA_VENV)/.installed: $(BUILT_FROM)
 	$(PYTHON) -m venv $(CUDA_VENV)
 	$(CUDA_VENV)/bin/python -m pip install --quiet --disable-pip-version-check scikit-build-core cmake ninja '$(CUDA_TORCH)'
 	PATH="$(CURDIR)/$(CUDA_VENV)/bin:$$PATH" $(CUDA_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
-		--no-build-isolation --editable '.[dev]'
+		--no-build-isolation --editable '.[dev]' --editable ./emulate
 	@touch $@
 
 test-cuda: $(CUDA_VENV)/.installed
@@ -78,4 +80,4 @@ bench: venv
 	$(BIN)/python benchmarks/paired_tuners.py examples/overlaps/gloo_fsdp.toml
 
 clean:
-	rm -rf $(VENV) $(CUDA_VENV) build .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(CUDA_VENV) build emulate/build .mypy_cache .ruff_cache .import_linter_cache

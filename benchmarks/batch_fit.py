@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Final
 
+from lagom_overlap.papers.workloads.table2 import TENSOR_DEGREE, PaperStrategy, PaperWorkload
 from lagom_overlap.workload.models import load_model
-from lagom_overlap.workload.papers.table2 import TENSOR_DEGREE, PaperStrategy, PaperWorkload
 from lagom_overlap.workload.parallel import ParallelLayout, Recompute, plan_stages, stage_memory
 from lagom_overlap.workload.precision import HALF
 

@@ -36,7 +36,7 @@ from lagom_overlap.cost.nccl.search import NvswitchMachine, nvswitch_topology, p
 from lagom_overlap.cost.nccl.wire import wire_terms
 from lagom_overlap.errors import LagomError
 from lagom_overlap.hardware import load_preset
-from lagom_overlap.reproduce.datasets import data_roots
+from lagom_overlap.papers.reproduce.datasets import data_roots
 from lagom_overlap.units import MS
 from link_fit import LinkFit, Measurement, fit_link, is_held_out
 from measured_limits import check_possible, collective_floor_s

@@ -22,12 +22,12 @@ from lagom_overlap.cost import Collectives, ContentionModel, load_profile
 from lagom_overlap.cost.contention import eq5_waves
 from lagom_overlap.cost.kernels import kernel_of_time
 from lagom_overlap.hardware import Cluster, Link, LinkKind, load_preset
+from lagom_overlap.papers.workloads import fsdp_iteration
 from lagom_overlap.sim import GroupSimulator
 from lagom_overlap.units import KIB, MIB, MS
 from lagom_overlap.workload import CommOp, CompOp, Gemm, Kernel, MemoryBound, OverlapGroup
 from lagom_overlap.workload.models import load_model
 from lagom_overlap.workload.overlap import find_overlap_groups
-from lagom_overlap.workload.papers import fsdp_iteration
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "sim"))
 from block_dispatch import DispatchSimulator  # the tests' oracle

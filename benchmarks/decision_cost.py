@@ -64,7 +64,7 @@ def build(folder: Path) -> tuple[Path, Path]:
     plugin, fake = folder / "liblagom_tuner.so", folder / "libfake_nccl.so"
     for output, sources in (
         (plugin, [*sorted(csrc.glob("lagom_tuner*.c")), *sorted(csrc.glob("lagom_profiler*.c"))]),
-        (fake, sorted((csrc / "emulated_gpu").glob("nccl_host*.c"))),
+        (fake, sorted((csrc / "nccl").glob("nccl_host*.c"))),
     ):
         subprocess.run(["cc", *flags, "-o", output, *sources, "-ldl", "-lm", "-lpthread"], check=True)
     return plugin, fake

@@ -22,6 +22,7 @@ from time import process_time
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import Cluster, load_preset
+from lagom_overlap.papers.workloads.table2 import TENSOR_DEGREE, PaperStrategy, PaperWorkload, load_table2
 from lagom_overlap.planners import deadline
 from lagom_overlap.planners.base import PlanProblem
 from lagom_overlap.planners.deadline import Deadline
@@ -35,7 +36,6 @@ from lagom_overlap.planners.predict import predict
 from lagom_overlap.planners.times import ModelTimes
 from lagom_overlap.workload import Iteration
 from lagom_overlap.workload.models import TransformerModel, load_model
-from lagom_overlap.workload.papers.table2 import TENSOR_DEGREE, PaperStrategy, PaperWorkload, load_table2
 from lagom_overlap.workload.parallel import ParallelLayout
 from lagom_overlap.workload.precision import HALF
 from lagom_overlap.workload.rewrite.apply import rewritten

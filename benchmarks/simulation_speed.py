@@ -25,11 +25,11 @@ from lagom_overlap.collective import Collective, CollectiveKind, CommConfig, Con
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.cost.operators import load_framework, load_operators
 from lagom_overlap.hardware import load_preset
+from lagom_overlap.papers.workloads import fsdp_iteration
 from lagom_overlap.sim import GroupSimulator, simulate_iteration
 from lagom_overlap.sim.training import TrainingSimulator
 from lagom_overlap.workload import Attention, CommOp, CompOp, Gemm, Iteration, MemoryBound, OverlapGroup
 from lagom_overlap.workload.models import load_model
-from lagom_overlap.workload.papers import fsdp_iteration
 from lagom_overlap.workload.parallel import ParallelLayout
 
 TARGET_PER_S = 10_000

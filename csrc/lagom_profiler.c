@@ -36,7 +36,7 @@
 #include "lagom_capture.h"
 #include "lagom_profile.h"
 #include "lagom_profiler_network.h"
-#include "nccl_profiler_abi.h"
+#include "nccl/nccl_profiler_abi.h"
 
 #define EXPORT __attribute__((visibility("default")))
 #define COLD __attribute__((noinline, cold))

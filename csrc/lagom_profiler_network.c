@@ -7,7 +7,7 @@
 #include <stdatomic.h>
 
 #include "lagom_profiler_network.h"
-#include "nccl_profiler_abi.h"
+#include "nccl/nccl_profiler_abi.h"
 
 enum { IDLE = 0 };  // no state of NCCL's that we look at is 0
 

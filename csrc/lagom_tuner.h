@@ -16,7 +16,7 @@
 #include "lagom_capture.h"
 #include "lagom_ring.h"
 #include "lagom_table.h"
-#include "nccl_tuner_abi.h"
+#include "nccl/nccl_tuner_abi.h"
 
 #define EXPORT __attribute__((visibility("default")))
 #define COLD __attribute__((noinline, cold))

@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "nccl_profiler_abi.h"
+#include "nccl/nccl_profiler_abi.h"
 
 enum { MOST_CHANNELS = 64 };
 

@@ -30,7 +30,7 @@ echo "== address, undefined: stress, $decisions decisions"
 $cc $flags -fsanitize=address,undefined -fno-sanitize-recover=all -fPIC -shared -fvisibility=hidden \
   -o "$build/liblagom_tuner_asan.so" "$source"/lagom_tuner*.c "$source"/lagom_profiler*.c -ldl -lpthread
 $cc $flags -fsanitize=address,undefined -fno-sanitize-recover=all -o "$build/stress_asan" \
-  "$source/stress.c" "$source"/emulated_gpu/nccl_host*.c -ldl -lm -lpthread
+  "$source/stress.c" "$source"/nccl/nccl_host*.c -ldl -lm -lpthread
 LAGOM_RECORD="$build/record.asan" LAGOM_RECORD_ENTRIES=4096 \
   "$build/stress_asan" "$build/liblagom_tuner_asan.so" "$decisions" 4
 
@@ -39,7 +39,7 @@ tsan_flags="$flags -fsanitize=thread"
 case $($cc --version) in *clang*) ;; *) tsan_flags="$tsan_flags -Wno-tsan" ;; esac
 $cc $tsan_flags -fPIC -shared -fvisibility=hidden -o "$build/liblagom_tuner_tsan.so" \
   "$source"/lagom_tuner*.c "$source"/lagom_profiler*.c -ldl -lpthread
-$cc $tsan_flags -o "$build/stress_tsan" "$source/stress.c" "$source"/emulated_gpu/nccl_host*.c -ldl -lm -lpthread
+$cc $tsan_flags -o "$build/stress_tsan" "$source/stress.c" "$source"/nccl/nccl_host*.c -ldl -lm -lpthread
 LAGOM_RECORD="$build/record.tsan" LAGOM_RECORD_ENTRIES=4096 TSAN_OPTIONS=halt_on_error=1:exitcode=66 \
   "$build/stress_tsan" "$build/liblagom_tuner_tsan.so" "$decisions" 4
 
@@ -67,7 +67,7 @@ for sanitizer in address,undefined thread; do
 done
 device="client code context device driver_code driver_device driver_memory driver_share driver_stream effect framework graph"
 device="$device host_function memory preset stream torch_kernel transfer stress_device"
-device_sources=$(for name in $device; do echo "$source/emulated_gpu/$name.c"; done)
+device_sources=$(for name in $device; do echo "$source/../emulate/csrc/$name.c"; done)
 for sanitizer in address,undefined thread; do
   echo "== $sanitizer: the emulated device, 300 rounds on four threads"
   # shellcheck disable=SC2086  # a list of files

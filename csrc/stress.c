@@ -15,9 +15,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "emulated_gpu/nccl_host.h"
+#include "nccl/nccl_host.h"
 #include "lagom_table.h"
-#include "nccl_tuner_abi.h"
+#include "nccl/nccl_tuner_abi.h"
 
 enum { MAX_KEYS = 256, NUM_OCCURRENCES = 4, NUM_CELLS = 60, GRAINS = 7680, MAX_THREADS = 16, MAX_GUESSES = 4096, UNIT = 1 << 20 };
 

@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 
 #include "lagom_profile.h"
-#include "nccl_profiler_abi.h"
+#include "nccl/nccl_profiler_abi.h"
 
 enum { MAX_COMMUNICATORS = 8, NUM_PROXIES = 2, QUEUE = 256, MISSING_EVERY = 97 };
 

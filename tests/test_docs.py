@@ -77,7 +77,7 @@ def test_every_dotted_name_of_the_package_exists(page: Path):
     assert missing == []
 
 
-_ENTRY_POINT_GROUPS = {"tuners", "backends", "planners"}
+_ENTRY_POINT_GROUPS = {"tuners", "backends", "planners", "engines", "models", "verbs"}
 
 
 def _is_module(parts: list[str]) -> bool:

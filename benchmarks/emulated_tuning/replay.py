@@ -14,15 +14,15 @@ from functools import cache
 from math import prod
 from statistics import fmean
 
+from lagom_emulate.clock import Operation
+from lagom_emulate.coordinator import Coordinator, Disturbance
+from lagom_emulate.nccl_tables import shape_record, tuner_constants
+from lagom_emulate.prices import CostModelPrices
+from lagom_emulate.protocol import Host, Op
+from lagom_emulate.recorder import Recorder
 from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigKey, ConfigSpace, ConfigTable
 from lagom_overlap.cost.nccl.constants import NEWEST_RELEASE
 from lagom_overlap.cost.nccl.machines import topology_of
-from lagom_overlap.cost.nccl.tables import shape_record, tuner_constants
-from lagom_overlap.emulation.clock import Operation
-from lagom_overlap.emulation.coordinator import Coordinator, Disturbance
-from lagom_overlap.emulation.prices import CostModelPrices
-from lagom_overlap.emulation.protocol import Host, Op
-from lagom_overlap.emulation.recorder import Recorder
 from lagom_overlap.hardware import Cluster
 from lagom_overlap.nccl_plugin.fake_host import FakeNccl, load_fake_library
 from lagom_overlap.nccl_plugin.library import TunerPlugin, installed_library

@@ -28,9 +28,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from replay import NUM_TAPED, Decider, Place, Ran, Replay, best_of
 from run import SETUPS, emulated, prices_of, searched
 
+from lagom_emulate.clock import Operation
+from lagom_emulate.settings import EmulationSettings
 from lagom_overlap.collective import CollectiveKind, CommunicatorId, ConfigKey, ConfigSpace
-from lagom_overlap.emulation.clock import Operation
-from lagom_overlap.emulation.settings import EmulationSettings
 from lagom_overlap.nccl_plugin.library import installed_library
 from lagom_overlap.online.options import OnlineOptions
 from lagom_overlap.online.problems import JobProblems, job_problems

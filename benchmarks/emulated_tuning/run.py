@@ -23,16 +23,16 @@ from statistics import fmean, median
 
 import msgspec
 
+from lagom_emulate.clock import SetTimes
+from lagom_emulate.launch import Job, emulated_libraries, gpu_text, job_environment, job_folder
+from lagom_emulate.nccl_tables import write_tables
+from lagom_emulate.prices import CostModelPrices
+from lagom_emulate.recorder import Recorder
+from lagom_emulate.server import EmulationServer
+from lagom_emulate.settings import EmulationSettings
 from lagom_overlap.collective import CommConfig, ConfigSpace
 from lagom_overlap.cost import ContentionModel, load_profile
-from lagom_overlap.cost.nccl.tables import write_tables
 from lagom_overlap.cost.operators import load_framework, load_operators
-from lagom_overlap.emulation.clock import SetTimes
-from lagom_overlap.emulation.launch import Job, emulated_libraries, gpu_text, job_environment, job_folder
-from lagom_overlap.emulation.prices import CostModelPrices
-from lagom_overlap.emulation.recorder import Recorder
-from lagom_overlap.emulation.server import EmulationServer
-from lagom_overlap.emulation.settings import EmulationSettings
 from lagom_overlap.export.saved import read_saved
 from lagom_overlap.hardware import Cluster, load_preset
 from lagom_overlap.nccl_plugin.library import installed_library
@@ -131,7 +131,7 @@ def emulated(
             stall_s=settings.stall_s,
         ) as server:
             launch = (sys.executable, str(HERE / "ranks.py"), str(setup.num_ranks), python, str(HERE / "jobs.py"))
-            job = Job((*launch, *words, "--out", str(out)), [environment], quiet_stdout=True)
+            job = Job((*launch, *words, "--out", str(out)), [environment], folder, quiet_stdout=True)
             try:
                 server.serve()
                 exit_code = job.exit_code

@@ -17,10 +17,10 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # public,
 from lagom_overlap.backends import BackendRequest
 from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, Protocol, SpaceLimits
 from lagom_overlap.errors import BackendError, RankError, SpaceError
-from lagom_overlap.lab.backend import WorkersBackend, open_backend, space_within
-from lagom_overlap.lab.engine import WorkersLibrary
-from lagom_overlap.lab.mesh import WorkersMesh
-from lagom_overlap.lab.space import DEFAULT, PROTOCOLS, effective, workers_space
+from lagom_overlap.papers.lab.backend import WorkersBackend, open_backend, space_within
+from lagom_overlap.papers.lab.engine import WorkersLibrary
+from lagom_overlap.papers.lab.mesh import WorkersMesh
+from lagom_overlap.papers.lab.space import DEFAULT, PROTOCOLS, effective, workers_space
 from lagom_overlap.tuners.problem import Failure, Measurement
 from lagom_overlap.units import KIB, MIB
 from lagom_overlap.workload import CommOp, CompOp, Gemm, OverlapGroup

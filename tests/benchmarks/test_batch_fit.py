@@ -3,8 +3,8 @@
 import pytest
 
 from batch_fit import BatchSetting, inferred, peak_bytes, settings
+from lagom_overlap.papers.workloads import load_table2
 from lagom_overlap.workload.models import load_model
-from lagom_overlap.workload.papers import load_table2
 from lagom_overlap.workload.parallel import Recompute
 
 

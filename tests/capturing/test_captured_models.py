@@ -12,11 +12,12 @@ from small_steps import small_model  # noqa: E402
 from lagom_overlap.capturing.models import named  # noqa: E402
 from lagom_overlap.capturing.models.decoder import Decoder  # noqa: E402
 from lagom_overlap.capturing.models.degrees import Degrees  # noqa: E402
-from lagom_overlap.capturing.models.evoformer import _GatedAttention  # noqa: E402
 from lagom_overlap.capturing.models.named import capture_named, captured_names  # noqa: E402
-from lagom_overlap.capturing.models.vision import WideResNet, vision_step  # noqa: E402
 from lagom_overlap.collective import CollectiveKind  # noqa: E402
 from lagom_overlap.errors import JobError, UnknownNameError  # noqa: E402
+from lagom_overlap.papers.models import evoformer, vision  # noqa: E402
+from lagom_overlap.papers.models.evoformer import _GatedAttention  # noqa: E402
+from lagom_overlap.papers.models.vision import WideResNet  # noqa: E402
 from lagom_overlap.workload import Gemm, Phase  # noqa: E402
 from lagom_overlap.workload.models import load_model  # noqa: E402
 
@@ -85,8 +86,8 @@ def test_a_hugging_face_mixture_of_experts_exchanges_tokens(monkeypatch: pytest.
 
 
 def test_a_vision_transformer_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = named.vision_step
-    monkeypatch.setattr(named, "vision_step", lambda *a, **k: plain(*a, **k, num_layers=2))
+    plain = vision.vision_step
+    monkeypatch.setattr(vision, "vision_step", lambda *a, **k: plain(*a, **k, num_layers=2))
     capture = capture_named("vit-l-14", {"fsdp": 2}, micro_batch=2, seq_len=1)
     assert Counter(comm.collective.kind for comm in capture.iteration.comms) == {
         CollectiveKind.ALL_GATHER: 2 * 2 + 1,
@@ -96,8 +97,8 @@ def test_a_vision_transformer_is_captured(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_an_evoformer_turns_and_gathers_as_axial_parallelism_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Per block forward: six turns (MSA and pairs, there and back) and six gathers."""
-    plain = named.evoformer_step
-    monkeypatch.setattr(named, "evoformer_step", lambda *a, **k: plain(*a, **k, num_blocks=1))
+    plain = evoformer.evoformer_step
+    monkeypatch.setattr(evoformer, "evoformer_step", lambda *a, **k: plain(*a, **k, num_blocks=1))
     capture = capture_named("evoformer", {"axial": 2}, micro_batch=1, seq_len=16)
     forward = [comm for comm in capture.iteration.comms if comm.origin.phase is Phase.FORWARD]
     assert Counter(comm.collective.kind for comm in forward) == {
@@ -173,4 +174,4 @@ def test_an_unknown_model_is_refused_with_the_nearest_name() -> None:
 
 
 def test_a_vision_step_is_built_only_when_it_is_called() -> None:
-    assert callable(vision_step("vit-l-14", Degrees(fsdp=2), micro_batch=1))
+    assert callable(vision.vision_step("vit-l-14", Degrees(fsdp=2), micro_batch=1))

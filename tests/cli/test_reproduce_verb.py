@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from lagom_overlap.cli import main, reproduce
-from lagom_overlap.cli.flags import VERBS
+from lagom_overlap.cli import main
 from lagom_overlap.errors import JobError, OutputError, UnknownNameError
-from lagom_overlap.results.reproduce import ReproducedVerdict
+from lagom_overlap.papers import cli as reproduce
+from lagom_overlap.papers.flags import add_parser
+from lagom_overlap.papers.reproduce.result import ReproducedVerdict
 
 
 def run(*flags: str) -> int:
     parser = argparse.ArgumentParser()
-    VERBS["reproduce"](parser.add_subparsers())
+    add_parser(parser.add_subparsers())
     arguments = parser.parse_args(["reproduce", *flags])
     return reproduce.run(arguments)
 
@@ -42,7 +43,7 @@ def test_out_gets_the_page_and_the_same_object(tmp_path: Path, capsys) -> None:
 @pytest.mark.parametrize(("signum", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_keeps_the_chapters_that_were_done(tmp_path: Path, capsys, monkeypatch, signum, expected) -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the suite was started under
-    monkeypatch.setattr("lagom_overlap.reproduce.cases", lambda *_, **__: signal.raise_signal(signum))
+    monkeypatch.setattr("lagom_overlap.papers.reproduce.cases", lambda *_, **__: signal.raise_signal(signum))
     out = tmp_path / "run"
     assert main(["reproduce", "all", "--json", "--out", str(out)]) == expected
     signal.signal(signal.SIGINT, before)

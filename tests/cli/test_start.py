@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from lagom_overlap.cli import flags
-from lagom_overlap.reproduce import ALL, CHAPTERS
+from lagom_overlap.papers import flags as papers
+from lagom_overlap.papers.reproduce import ALL, CHAPTERS
 from lagom_overlap.verbs.compare import DEFAULT_TUNERS
 from lagom_overlap.verbs.export import Format
 
@@ -43,4 +44,4 @@ def test_what_runs_no_verb_loads_the_flags_alone(arguments: tuple[str, ...]) -> 
 def test_the_flags_offer_what_the_verbs_take() -> None:
     assert flags.TUNERS == DEFAULT_TUNERS
     assert tuple(Format) == flags.FORMATS
-    assert (flags.CHAPTERS, flags.ALL_CHAPTERS) == (CHAPTERS, ALL)
+    assert (papers.CHAPTERS, papers.ALL_CHAPTERS) == (CHAPTERS, ALL)

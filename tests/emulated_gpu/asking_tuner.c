@@ -1,7 +1,7 @@
 // A tuner that asks for what the test set: algorithm, protocol (-1: any), channels and chunk, where the host offers them.
 #include <stddef.h>
 
-#include "nccl_tuner_abi.h"
+#include "nccl/nccl_tuner_abi.h"
 
 __attribute__((visibility("default"))) int asked_algorithm = -1, asked_protocol = -1, asked_channels;
 __attribute__((visibility("default"))) size_t asked_chunk;

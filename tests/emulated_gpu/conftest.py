@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import lagom_overlap
+from lagom_emulate.launch import emulated_libraries
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "nccl_plugin"))  # c_build, which compiles a tuner
 
@@ -15,11 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "nccl_plugin"))  # c_build, w
 @pytest.fixture(scope="session")
 def libraries() -> Path:
     """The folder of the emulated device's libraries."""
-    for folder in lagom_overlap.__path__:
-        path = Path(folder) / "emulated_gpu"
-        if (path / "libcuda.so.1").is_file():
-            return path
-    pytest.fail("the emulated device is not built; run: pip install -e .")
+    return emulated_libraries()
 
 
 @pytest.fixture
@@ -43,7 +39,7 @@ def on_device(libraries: Path) -> Callable[..., subprocess.CompletedProcess[str]
 
 @pytest.fixture(scope="session")
 def sources() -> Path:
-    return Path(__file__).parents[2] / "csrc" / "emulated_gpu"
+    return Path(__file__).parents[2] / "emulate" / "csrc"
 
 
 @pytest.fixture(scope="session")

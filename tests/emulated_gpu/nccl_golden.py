@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import lagom_overlap
+from lagom_emulate.nccl_tables import shape_record, tuner_constants
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.cost.nccl import CpuVendor, Graph, PathType, Topology
 from lagom_overlap.cost.nccl.search import NvswitchMachine, nvswitch_topology
-from lagom_overlap.cost.nccl.tables import shape_record, tuner_constants
 from lagom_overlap.nccl_plugin.fake_host import FakeComm, FakeNccl, Outcome, load_fake_library
 from lagom_overlap.nccl_plugin.table_layout import KINDS
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from c_build import CSRC, compile_c
+from c_build import CSRC, NCCL_HOST, compile_c
 
-from lagom_overlap.cost.nccl.tables import write_tables
+from lagom_emulate.nccl_tables import write_tables
 from lagom_overlap.hardware import load_preset
 
 Run = Callable[..., list[str]]
@@ -65,7 +65,7 @@ def sanitized(libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
     if not all(Path(path).is_file() for path in found):
         pytest.skip("the compiler has no shared sanitizers")
     library = tmp_path_factory.mktemp("sanitized") / "libnccl.so.2"
-    sources = sorted((CSRC / "emulated_gpu").glob("nccl_*.c"))
+    sources = [*sorted((CSRC.parent / "emulate" / "csrc").glob("nccl_*.c")), *NCCL_HOST]
     flags = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-Wno-unused-parameter")
     compile_c(library, *sources, link=(*flags, f"-L{libraries}", "-l:libcuda.so.1"))
     return {

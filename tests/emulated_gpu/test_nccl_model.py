@@ -8,11 +8,11 @@ import pytest
 from c_build import compile_c
 from nccl_golden import judged, judged_asked, library
 
+from lagom_emulate.nccl_tables import SHAPE, encode_tables, shape_record, tuner_constants, write_tables
 from lagom_overlap.collective import Collective
 from lagom_overlap.cost.nccl import Topology, choose
 from lagom_overlap.cost.nccl.constants import load_constants
 from lagom_overlap.cost.nccl.machines import topology_of
-from lagom_overlap.cost.nccl.tables import SHAPE, encode_tables, shape_record, tuner_constants, write_tables
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.nccl_plugin.fake_host import FakeNccl, load_fake_library
 from lagom_overlap.nccl_plugin.table_layout import KINDS

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from c_build import build_libraries
 
+from lagom_emulate.nccl_tables import write_tables
 from lagom_overlap.collective import CollectiveKind
-from lagom_overlap.cost.nccl.tables import write_tables
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.nccl_plugin.profile_log import ProfiledCollective, read_profile
 

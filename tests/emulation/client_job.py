@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from lagom_overlap.emulation.protocol import Completed, Describe, Hello, Host, Op, Wait, decode_reply, encode
+from lagom_emulate.protocol import Completed, Describe, Hello, Host, Op, Wait, decode_reply, encode
 
 SYMMETRIC = os.environ.get("LAGOM_EMULATION_SYMMETRIC_HOSTS")
 NUM_HOSTS, HOST = (int(os.environ.get(f"PET_{name}", value)) for name, value in (("NNODES", 1), ("NODE_RANK", 0)))

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from lagom_overlap.emulation.prices import HOST_COPY_BYTES_PER_S
+from lagom_emulate.prices import HOST_COPY_BYTES_PER_S
 
 folder = Path(sys.argv[1])
 torch.cuda.set_device(0)

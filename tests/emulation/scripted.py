@@ -4,9 +4,9 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from lagom_overlap.emulation.clock import INSTANT, Operation, Work
-from lagom_overlap.emulation.coordinator import Coordinator, Reply
-from lagom_overlap.emulation.protocol import Host, Op, Query, Wait
+from lagom_emulate.clock import INSTANT, Operation, Work
+from lagom_emulate.coordinator import Coordinator, Reply
+from lagom_emulate.protocol import Host, Op, Query, Wait
 
 LAUNCH_NS = 10
 

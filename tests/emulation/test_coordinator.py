@@ -9,11 +9,11 @@ from random import Random
 import pytest
 from scripted import LAUNCH_NS, Rank, ToyPrices, all_times, deliver
 
-from lagom_overlap.emulation.clock import Operation
-from lagom_overlap.emulation.coordinator import Coordinator
-from lagom_overlap.emulation.processes import Activity
-from lagom_overlap.emulation.protocol import Host, Op, ProtocolError, Query, Wait
-from lagom_overlap.emulation.settings import EmulationSettings
+from lagom_emulate.clock import Operation
+from lagom_emulate.coordinator import Coordinator
+from lagom_emulate.processes import Activity
+from lagom_emulate.protocol import Host, Op, ProtocolError, Query, Wait
+from lagom_emulate.settings import EmulationSettings
 
 SHORT, LONG = '{"ns": 100}', '{"ns": 400}'
 

@@ -6,8 +6,8 @@ from random import Random
 import pytest
 from scripted import Rank, ToyPrices
 
-from lagom_overlap.emulation.clock import Operation
-from lagom_overlap.emulation.coordinator import Coordinator
+from lagom_emulate.clock import Operation
+from lagom_emulate.coordinator import Coordinator
 
 Program = list[list[tuple[int, int]]]
 """For each rank the pairs (from, to) that it takes part in, in its order."""

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from lagom_overlap.emulation.clock import INSTANT, Clock, Operation, Work
+from lagom_emulate.clock import INSTANT, Clock, Operation, Work
 from lagom_overlap.sim.core import EventGraph
 
 KERNEL, LONG_KERNEL = Work(kind=-1), Work(kind=-2)

@@ -14,16 +14,16 @@ from time import monotonic, sleep
 
 import pytest
 
+from lagom_emulate import launch
+from lagom_emulate.launch import job_folder
+from lagom_emulate.result import EmulateResult
+from lagom_emulate.verb import EmulateRequest, run_emulate
 from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, Protocol
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.cost.operators import load_operators
-from lagom_overlap.emulation import launch
-from lagom_overlap.emulation.launch import job_folder
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.jobfile.spec import parse_job
-from lagom_overlap.results.emulate import EmulateResult
-from lagom_overlap.verbs.emulate import EmulateRequest, run_emulate
 from lagom_overlap.workload import Gemm, MemoryBound
 from listening import LISTENING
 
@@ -307,9 +307,9 @@ def emulating(temporary: Path, words: tuple[str, ...], **variables: str) -> subp
     script = (
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from lagom_overlap.emulation import launch\n"
+        "from lagom_emulate import launch\n"
         "from lagom_overlap.interrupts import as_interrupts\n"
-        "from lagom_overlap.verbs.emulate import EmulateRequest, run_emulate\n"
+        "from lagom_emulate.verb import EmulateRequest, run_emulate\n"
         "launch._GRACE_S = 1.0\n"
         "with as_interrupts():\n"
         f"    run_emulate(EmulateRequest(command={words!r}, cluster='h100_dgx', "

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from lagom_emulate.verb import EmulateRequest, run_emulate
 from lagom_overlap.nccl_plugin.library import installed_library
 from lagom_overlap.nccl_plugin.profile_log import read_profile
 from lagom_overlap.units import NS
-from lagom_overlap.verbs.emulate import EmulateRequest, run_emulate
 
 JOB = str(Path(__file__).with_name("profiled_job.py"))
 

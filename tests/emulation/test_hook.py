@@ -6,10 +6,10 @@ torch = pytest.importorskip("torch")
 
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
-from lagom_overlap.emulation.hook import Hook, _mode_class  # noqa: E402
-from lagom_overlap.emulation.operator_bytes import bytes_of  # noqa: E402
-from lagom_overlap.emulation.operator_flops import Formulas  # noqa: E402
-from lagom_overlap.emulation.operator_outputs import Outputs  # noqa: E402
+from lagom_emulate.hook import Hook, _mode_class  # noqa: E402
+from lagom_emulate.operator_bytes import bytes_of  # noqa: E402
+from lagom_emulate.operator_flops import Formulas  # noqa: E402
+from lagom_emulate.operator_outputs import Outputs  # noqa: E402
 
 pytestmark = pytest.mark.torch
 aten = torch.ops.aten

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lagom_overlap.emulation import inductor
+from lagom_emulate import inductor
 
 FORWARD = "triton_tem_fused_flex_attention_0"
 BACKWARD = "triton_tem_fused_flex_attention_backward_1"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lagom_overlap.emulation import launch
-from lagom_overlap.emulation.keeper import Order, keeper_command
+from lagom_emulate import launch
+from lagom_emulate.keeper import Order, keeper_command
 from lagom_overlap.errors import JobError
 
 

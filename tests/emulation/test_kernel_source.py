@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lagom_overlap.emulation.kernel_source import KernelSource, Residency
+from lagom_emulate.kernel_source import KernelSource, Residency
 
 HEAD = "import triton\n@triton.jit\n"
 ADD = (

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from lagom_overlap.emulation.clock import INSTANT, Clock, Operation, Work
-from lagom_overlap.emulation.coordinator import Coordinator
-from lagom_overlap.emulation.processes import launch_queues_of
-from lagom_overlap.emulation.protocol import Host, Op
+from lagom_emulate.clock import INSTANT, Clock, Operation, Work
+from lagom_emulate.coordinator import Coordinator
+from lagom_emulate.processes import launch_queues_of
+from lagom_emulate.protocol import Host, Op
 
 KERNEL = Work(kind=-1)
 

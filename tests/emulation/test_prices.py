@@ -5,12 +5,12 @@ from math import inf
 
 import pytest
 
+from lagom_emulate.clock import Clock, Operation
+from lagom_emulate.prices import HOST_COPY_BYTES_PER_S, HOST_COPY_S, CostModelPrices, Doubt, PriceSource
+from lagom_emulate.protocol import ProtocolError
 from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, Protocol
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.cost.operators.constants import load_framework, load_operators
-from lagom_overlap.emulation.clock import Clock, Operation
-from lagom_overlap.emulation.prices import HOST_COPY_BYTES_PER_S, HOST_COPY_S, CostModelPrices, Doubt, PriceSource
-from lagom_overlap.emulation.protocol import ProtocolError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.sim import simulate_iteration
 from lagom_overlap.workload import Access, Attention, CommOp, CompOp, Gemm, Iteration, MemoryBound

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lagom_overlap.emulation import protocol
-from lagom_overlap.emulation.protocol import (
+from lagom_emulate import protocol
+from lagom_emulate.protocol import (
     Decoder,
     Describe,
     Ended,
@@ -24,7 +24,7 @@ from lagom_overlap.emulation.protocol import (
     refused,
 )
 
-HEADER = Path(__file__).parents[2] / "csrc" / "emulated_gpu" / "protocol.h"
+HEADER = Path(__file__).parents[2] / "emulate" / "csrc" / "protocol.h"
 CODES = {"uint32_t": "I", "int32_t": "i", "uint64_t": "Q"}
 FIELD_NAMES = {"after_op": "after_event_op", "host": "pad"}
 RECORDS = [

@@ -2,10 +2,10 @@
 
 import json
 
+from lagom_emulate.clock import Operation
+from lagom_emulate.prices import CostModelPrices, Doubt
+from lagom_emulate.recorder import Recorder
 from lagom_overlap.cost import ContentionModel, load_profile
-from lagom_overlap.emulation.clock import Operation
-from lagom_overlap.emulation.prices import CostModelPrices, Doubt
-from lagom_overlap.emulation.recorder import Recorder
 from lagom_overlap.hardware import load_preset
 
 

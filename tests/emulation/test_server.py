@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from lagom_overlap.emulation.processes import Activity
-from lagom_overlap.emulation.server import EmulationServer, _Connection
+from lagom_emulate.processes import Activity
+from lagom_emulate.server import EmulationServer, _Connection
 
 
 @pytest.fixture

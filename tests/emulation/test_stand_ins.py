@@ -9,8 +9,8 @@ torch = pytest.importorskip("torch")
 
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
-from lagom_overlap.emulation.operator_outputs import Outputs  # noqa: E402
-from lagom_overlap.emulation.stand_ins import StandIns, UnsupportedOperatorError  # noqa: E402
+from lagom_emulate.operator_outputs import Outputs  # noqa: E402
+from lagom_emulate.stand_ins import StandIns, UnsupportedOperatorError  # noqa: E402
 
 pytestmark = pytest.mark.torch
 aten = torch.ops.aten

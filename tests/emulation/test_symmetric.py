@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from lagom_overlap.emulation.symmetric import SymmetricGroups, SymmetricRanksError, enter_world
+from lagom_emulate.result import EmulateResult
+from lagom_emulate.symmetric import SymmetricGroups, SymmetricRanksError, enter_world
+from lagom_emulate.verb import EmulateRequest, run_emulate
 from lagom_overlap.errors import JobError
 from lagom_overlap.jobfile.spec import parse_job
-from lagom_overlap.results.emulate import EmulateResult
-from lagom_overlap.verbs.emulate import EmulateRequest, run_emulate
 
 HERE = Path(__file__).parent
 

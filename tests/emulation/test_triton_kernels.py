@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lagom_overlap.emulation import triton_kernels
+from lagom_emulate import triton_kernels
 
 
 def tensor(count: int, at: int = 0) -> SimpleNamespace:

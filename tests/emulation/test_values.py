@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from lagom_overlap.emulation.values import MAX_ELEMENTS, UncomputedValueError, Values  # noqa: E402
+from lagom_emulate.values import MAX_ELEMENTS, UncomputedValueError, Values  # noqa: E402
 
 pytestmark = pytest.mark.torch
 aten = torch.ops.aten
@@ -231,7 +231,7 @@ def test_a_part_of_a_larger_tensor_takes_no_neighbour_with_it(run) -> None:
 
 
 def test_a_loop_that_waits_for_what_nobody_computed_is_named_and_ended(run, device, monkeypatch) -> None:
-    monkeypatch.setattr("lagom_overlap.emulation.uncomputed_reads.MAX_READS", 50)
+    monkeypatch.setattr("lagom_emulate.uncomputed_reads.MAX_READS", 50)
     large, number = torch.ones(MAX_ELEMENTS), 0
 
     def wait() -> None:
@@ -246,7 +246,7 @@ def test_a_loop_that_waits_for_what_nobody_computed_is_named_and_ended(run, devi
 
 
 def test_a_step_begins_the_count_of_reads_anew_and_computed_truth_is_not_counted(run, device, monkeypatch) -> None:
-    monkeypatch.setattr("lagom_overlap.emulation.uncomputed_reads.MAX_READS", 5)
+    monkeypatch.setattr("lagom_emulate.uncomputed_reads.MAX_READS", 5)
     # Before any is marked: memory that is freed and taken again outside of the operators keeps its mark.
     few, large = torch.ones(3), torch.ones(MAX_ELEMENTS)
     for _ in range(20):

@@ -8,7 +8,7 @@ import pytest
 
 CSRC = Path(__file__).parents[2] / "csrc"
 PLUGIN = [*sorted(CSRC.glob("lagom_tuner*.c")), *sorted(CSRC.glob("lagom_profiler*.c"))]
-NCCL_HOST = [CSRC / "emulated_gpu" / f"nccl_host{part}.c" for part in ("", "_schedule", "_timing")]
+NCCL_HOST = [CSRC / "nccl" / f"nccl_host{part}.c" for part in ("", "_schedule", "_timing")]
 FLAGS = ["-std=c11", "-O1", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"]
 LINK = ["-ldl", "-lm", "-lpthread"]
 

@@ -1,5 +1,5 @@
 // A tuner for the tests to chain to: says 3 channels, and chunk 4096 where the version has one; counts its calls.
-#include "nccl_tuner_abi.h"
+#include "nccl/nccl_tuner_abi.h"
 
 #define API __attribute__((visibility("default")))
 

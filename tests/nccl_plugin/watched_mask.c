@@ -11,7 +11,7 @@
 #include <sys/mman.h>
 #include <ucontext.h>
 
-#include "nccl_profiler_abi.h"
+#include "nccl/nccl_profiler_abi.h"
 
 enum { MOST = 64, PAGE = 4096, SINGLE_STEP = 0x100 };
 

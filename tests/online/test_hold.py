@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 from torch.distributed.tensor.debug import CommDebugMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from lagom_overlap.emulation.hook import Hook, _mode_class  # noqa: E402
+from lagom_emulate.hook import Hook, _mode_class  # noqa: E402
 from lagom_overlap.online.tuner import why_hold  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from lagom_overlap.report.reproduce.page import headline, render_reproduction
-from lagom_overlap.reproduce import run_reproduce
-from lagom_overlap.results.reproduce import ReproducedVerdict, ReproduceReport
+from lagom_overlap.papers.reproduce import run_reproduce
+from lagom_overlap.papers.reproduce.page import headline, render_reproduction
+from lagom_overlap.papers.reproduce.result import ReproducedVerdict, ReproduceReport
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ import pytest
 
 from lagom_overlap.cli.main import main
 from lagom_overlap.errors import DataError
-from lagom_overlap.reproduce import datasets as module
-from lagom_overlap.reproduce.datasets import Dataset, DatasetState, data_roots, datasets, fetch, look_up
+from lagom_overlap.papers.reproduce import datasets as module
+from lagom_overlap.papers.reproduce.datasets import Dataset, DatasetState, data_roots, datasets, fetch, look_up
 
 CONTENT = b"size,ms\n1024,0.5\n"
 ONE = Dataset(
@@ -142,7 +142,7 @@ def test_folders_are_searched_in_the_stated_order(monkeypatch: pytest.MonkeyPatc
 def test_the_verb_lists_fetches_and_prints_one_object(
     server: dict[str, tuple[int, bytes]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("lagom_overlap.cli.reproduce.datasets", lambda: (ONE,))
+    monkeypatch.setattr("lagom_overlap.papers.cli.datasets", lambda: (ONE,))
     server[path_of(ONE)] = (200, CONTENT)
     assert main(["reproduce", "data"]) == 0
     assert "1 absent; `lagom reproduce data --fetch` gets them" in capsys.readouterr().out

@@ -7,11 +7,11 @@ import pytest
 
 from lagom_overlap.collective import CommConfig
 from lagom_overlap.errors import UnknownNameError
-from lagom_overlap.reproduce import run_reproduce
-from lagom_overlap.reproduce.figure7 import cases, lines, tail_seconds
-from lagom_overlap.reproduce.figure8 import patterns
-from lagom_overlap.reproduce.ground import DEFAULT, best_assignment, configs_by_name, model_of, search
-from lagom_overlap.reproduce.hidden import (
+from lagom_overlap.papers.reproduce import run_reproduce
+from lagom_overlap.papers.reproduce.figure7 import cases, lines, tail_seconds
+from lagom_overlap.papers.reproduce.figure8 import patterns
+from lagom_overlap.papers.reproduce.ground import DEFAULT, best_assignment, configs_by_name, model_of, search
+from lagom_overlap.papers.reproduce.hidden import (
     DATA,
     LAYERS,
     breakdown_70b,
@@ -20,15 +20,15 @@ from lagom_overlap.reproduce.hidden import (
     network_model,
     pipeline_makespan,
 )
-from lagom_overlap.reproduce.judge import as_built_in, judge_cases, judge_number, judge_range
-from lagom_overlap.reproduce.optimality import condition_of, optimum
-from lagom_overlap.reproduce.scaling import iteration_s
-from lagom_overlap.results.reproduce import ReproducedVerdict
+from lagom_overlap.papers.reproduce.judge import as_built_in, judge_cases, judge_number, judge_range
+from lagom_overlap.papers.reproduce.optimality import condition_of, optimum
+from lagom_overlap.papers.reproduce.result import ReproducedVerdict
+from lagom_overlap.papers.reproduce.scaling import iteration_s
+from lagom_overlap.papers.workloads import PaperStrategy, load_table2, paper_step
+from lagom_overlap.papers.workloads.megatron_notes import gradient_iteration, notes_parts
 from lagom_overlap.sim import GroupSimulator, GroupTimes, simulate_iteration
 from lagom_overlap.workload import CompOp, find_overlap_groups
 from lagom_overlap.workload.models import load_model
-from lagom_overlap.workload.papers import PaperStrategy, load_table2, paper_step
-from lagom_overlap.workload.papers.megatron_notes import gradient_iteration, notes_parts
 
 
 def test_the_70b_breakdown_cannot_give_its_own_total() -> None:

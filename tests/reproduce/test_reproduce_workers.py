@@ -8,8 +8,8 @@ import pytest
 from lagom_overlap.backends import BackendRequest
 from lagom_overlap.cli import main
 from lagom_overlap.collective import CommConfig, Protocol
-from lagom_overlap.reproduce import figure3_workers
-from lagom_overlap.results.reproduce import ReproducedVerdict
+from lagom_overlap.papers.reproduce import figure3_workers
+from lagom_overlap.papers.reproduce.result import ReproducedVerdict
 from lagom_overlap.tuners.problem import Assignment, Measurement
 from lagom_overlap.units import MIB
 from lagom_overlap.workload import OverlapGroup

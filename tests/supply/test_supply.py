@@ -17,10 +17,11 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+import lagom_emulate
 import lagom_overlap
 
 ROOT = Path(__file__).parents[2]
-FETCHES = "reproduce/datasets.py"
+FETCHES = "papers/reproduce/datasets.py"
 """The one module that downloads: `reproduce --fetch`."""
 CLIENTS = {"urllib.request", "http.client", "ftplib", "smtplib", "xmlrpc", "requests", "httpx", "aiohttp", "urllib3"}
 
@@ -34,7 +35,8 @@ def test_every_package_that_make_installs_is_pinned_by_version_and_hash() -> Non
     held = {_normal(name[1]) for name in names if name}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [*project["dependencies"], *chain.from_iterable(project["optional-dependencies"].values())]
-    assert {_normal(re.match(r"[\w.-]+", name)[0]) for name in wanted} <= held  # type: ignore[index]
+    names = {_normal(re.match(r"[\w.-]+", name)[0]) for name in wanted}  # type: ignore[index]
+    assert names - {"lagom-emulate"} <= held
     made = (ROOT / "Makefile").read_text()
     assert "--no-deps --require-hashes" in made
     assert "$(HASHED) --requirement constraints.txt" in made
@@ -69,40 +71,79 @@ def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
+def test_both_distributions_have_one_version() -> None:
+    """lagom-emulate reads pyproject.toml, too, by a link; what else says it is held here."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == lagom_overlap.__version__
+    assert project["optional-dependencies"]["emulate"] == [f"lagom-emulate=={lagom_overlap.__version__}"]
+    assert re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)[1] == project["version"]  # type: ignore[index]
+    assert (ROOT / "emulate" / "overlap.toml").samefile(ROOT / "pyproject.toml")
+
+
+LIBRARIES = {
+    "lagom_overlap/lib": {"fake_nccl", "lagom_list_schedule", "lagom_search", "lagom_simulation"}
+    | {"lagom_tuner", "lagom_workers"},
+    "lagom_emulate/lib": {"cublas", "cublasLt", "cuda", "cudart", "cupti", "nccl", "nvidia-ml"},
+}
+"""The compiled files of each wheel: the names of CUDA's and NCCL's in the one alone."""
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_wheel_holds_a_bill_of_its_materials(tmp_path: Path) -> None:
-    """PEP 770: in `.dist-info/sboms`; every compiled file of the wheel, by its hash, and what it needs at run time."""
+@pytest.mark.parametrize("name", ["lagom-overlap", "lagom-emulate"])
+def test_each_distribution_holds_its_own_and_a_bill_of_its_materials(name: str, tmp_path: Path) -> None:
+    """A wheel built from its sdist; the bill (PEP 770) has each compiled file by its hash, and what runs need."""
     pytest.importorskip("scikit_build_core")
+    pytest.importorskip("build")
     if shutil.which("cc") is None:
         pytest.skip("no C compiler")
-    folder = str(Path(sys.executable).parent)
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir"]
-    command += [str(tmp_path), f"--config-settings=build-dir={tmp_path / 'build'}", str(ROOT)]
-    subprocess.run(command, check=True, env=os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"}, cwd=tmp_path)
+    package, folder = name.replace("-", "_"), str(Path(sys.executable).parent)
+    source = ROOT if name == "lagom-overlap" else ROOT / "emulate"
+    command = [sys.executable, "-m", "build", "--no-isolation", f"--config-setting=build-dir={tmp_path / 'build'}"]
+    subprocess.run(
+        [*command, "--outdir", str(tmp_path), str(source)],
+        check=True,
+        env=os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"},
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+    )
     (path,) = tmp_path.glob("*.whl")
+    info = f"{package}-{lagom_overlap.__version__}.dist-info"
     with zipfile.ZipFile(path) as wheel:
-        (name,) = [name for name in wheel.namelist() if "/sboms/" in name]
-        assert re.fullmatch(r"lagom_overlap-[\w.]+\.dist-info/sboms/lagom-overlap\.cdx\.json", name)
-        bill = json.loads(wheel.read(name))
-        compiled = {
-            held.removeprefix("lagom_overlap/"): hashlib.sha256(wheel.read(held)).hexdigest()
-            for held in wheel.namelist()
-            if ".so" in Path(held).name
-        }
-    assert (bill["bomFormat"], bill["metadata"]["component"]["name"]) == ("CycloneDX", "lagom-overlap")
-    own = {part["name"]: part["hashes"][0]["content"] for part in bill["components"] if "hashes" in part}
+        files = [file for file in wheel.namelist() if not file.startswith(f"{info}/")]
+        bill = json.loads(wheel.read(f"{info}/sboms/{name}.cdx.json"))
+        metadata = wheel.read(f"{info}/METADATA").decode()
+        compiled = {file: hashlib.sha256(wheel.read(file)).hexdigest() for file in files if ".so" in Path(file).name}
+    modules = {file.relative_to(source / "src").as_posix() for file in (source / "src").rglob("*.py")}
+    assert modules == {file for file in files if file.endswith(".py")}
+    assert all(file.startswith(f"{package}/") for file in files)
+    assert {str(Path(file).parent) for file in compiled} == {f"{package}/lib"}
+    assert {Path(file).name[3:].partition(".so")[0] for file in compiled} == LIBRARIES[f"{package}/lib"]
+    needed = {Requirement(line) for line in re.findall(r"^Requires-Dist: (.+)$", metadata, re.MULTILINE)}
+    needed = {need.name for need in needed if "extra" not in str(need.marker)}
+    assert needed == (_dependencies() if name == "lagom-overlap" else {"lagom-overlap"})
+    if name == "lagom-emulate":
+        assert f"Requires-Dist: lagom-overlap=={lagom_overlap.__version__}\n" in metadata
+    assert (bill["bomFormat"], bill["metadata"]["component"]["name"]) == ("CycloneDX", name)
+    own = {f"{package}/{part['name']}": part["hashes"][0]["content"] for part in bill["components"] if "hashes" in part}
     assert own == compiled
-    needed = {part["name"] for part in bill["components"] if "hashes" not in part}
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert needed == {re.match(r"[\w.-]+", name)[0] for name in project["dependencies"]}  # type: ignore[index]
+    assert {part["name"] for part in bill["components"] if "hashes" not in part} == needed
     refs = {part["bom-ref"] for part in bill["components"]}
     assert set(bill["dependencies"][0]["dependsOn"]) == refs
 
 
+def _dependencies() -> set[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return {re.match(r"[\w.-]+", name)[0] for name in project["dependencies"]}  # type: ignore[index]
+
+
+def _packages() -> list[Path]:
+    return [Path(package.__file__).parent for package in (lagom_overlap, lagom_emulate)]  # type: ignore[arg-type]
+
+
 def test_one_module_alone_can_download_anything() -> None:
-    package, found = Path(lagom_overlap.__file__).parent, set()
-    for path in package.rglob("*.py"):
+    found = set()
+    for package, path in ((at, path) for at in _packages() for path in at.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom):

@@ -490,15 +490,31 @@ def test_a_process_without_process_groups_is_left_as_it_was(tmp_path):
     assert not any(folder.endswith("online/boot") for folder in found["path"])
 
 
-def test_a_python_without_lagom_runs_the_job_and_says_so():
-    boot = Path(SOURCE) / "lagom_overlap" / "online" / "boot"
-    result = subprocess.run(
-        [PYTHON, "-S", "-c", f"import sys; sys.path.insert(0, {str(boot)!r}); import sitecustomize; print('ran')"],
-        env={"LAGOM_RUN_MODE": "observe"},
-        capture_output=True,
-        text=True,
-        check=False,
+def booted(*folders: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A Python without the site's packages that our sitecustomize starts in."""
+    boot = str(Path(SOURCE) / "lagom_overlap" / "online" / "boot")
+    code = f"import sys; sys.path[:0] = {[boot, *folders]!r}; import sitecustomize; print('ran')"
+    return subprocess.run(
+        [PYTHON, "-S", "-c", code], env=environment, capture_output=True, text=True, check=False, timeout=60
     )
+
+
+def test_hooks_of_other_distributions_are_armed_in_turn(tmp_path):
+    for name in ("first", "second"):
+        (tmp_path / f"{name}_hook.py").write_text(f"def arm():\n    print('{name} armed')\n")
+    result = booted(str(tmp_path), LAGOM_HOOKS="first_hook,second_hook")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.split("\n") == ["first armed", "second armed", "ran", ""]
+
+
+def test_a_python_without_a_distribution_that_has_hooks_runs_the_job_and_says_so():
+    result = booted(LAGOM_HOOKS="lagom_emulate.hook")
+    assert (result.returncode, result.stdout) == (0, "ran\n")
+    assert f"install lagom-emulate for {PYTHON}, which runs the command" in result.stderr
+
+
+def test_a_python_without_lagom_runs_the_job_and_says_so():
+    result = booted(LAGOM_RUN_MODE="observe")
     assert result.returncode == 0
     assert result.stdout == "ran\n"
     assert "the job runs without us: ModuleNotFoundError" in result.stderr

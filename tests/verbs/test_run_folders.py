@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from selftest_box import BOX, stand_in
 
+from lagom_emulate import verb as emulate
+from lagom_emulate.result import EmulateResult
 from lagom_overlap.capturing.file import write_capture
 from lagom_overlap.cli import main
 from lagom_overlap.collective import Collective, CollectiveKind
@@ -19,9 +21,8 @@ from lagom_overlap.errors import OutputError
 from lagom_overlap.interrupts import as_interrupts
 from lagom_overlap.jobfile.run_folder import RunFolder, RunKind
 from lagom_overlap.jobfile.spec import read_job
-from lagom_overlap.results.emulate import EmulateResult
 from lagom_overlap.timeline import Timeline
-from lagom_overlap.verbs import emulate, run
+from lagom_overlap.verbs import run
 from lagom_overlap.verbs.selftest import SelfTestRequest, run_selftest
 from lagom_overlap.workload import CommOp, CompOp, Gemm, Iteration
 from lagom_overlap.workload.issued import IssuedStep

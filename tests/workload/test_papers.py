@@ -6,22 +6,22 @@ import pytest
 
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.errors import JobError
-from lagom_overlap.workload import Gemm, find_overlap_groups
-from lagom_overlap.workload.iteration import Iteration
-from lagom_overlap.workload.models import load_model
-from lagom_overlap.workload.papers import (
+from lagom_overlap.papers.workloads import (
     PaperStrategy,
     domino_iteration,
     dual_batch_iteration,
     load_table2,
     paper_step,
 )
-from lagom_overlap.workload.papers.megatron_notes import (
+from lagom_overlap.papers.workloads.megatron_notes import (
     gather_iteration,
     gradient_iteration,
     notes_parts,
     tensor_iteration,
 )
+from lagom_overlap.workload import Gemm, find_overlap_groups
+from lagom_overlap.workload.iteration import Iteration
+from lagom_overlap.workload.models import load_model
 from lagom_overlap.workload.parallel import Recompute
 
 

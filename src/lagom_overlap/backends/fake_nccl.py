@@ -1,7 +1,7 @@
 """The tuner plug-in rehearsed without a GPU: the real `liblagom_tuner.so`, driven by a fake NCCL, with simulated times.
 
 A measurement writes the assignment as a plug-in table, swaps it in and issues the group's collectives to
-the NCCL host (`csrc/emulated_gpu/nccl_host.c`), which asks the plug-in as a release of NCCL does. The simulator then
+the NCCL host (`csrc/nccl/nccl_host.c`), which asks the plug-in as a release of NCCL does. The simulator then
 runs what *came out* (algorithm, protocol, grid, chunk), not what was asked for, so a setting that does not take effect
 gains nothing. One process stands for every rank. Threads are NCCL's own, as no tuner sets them.
 

@@ -13,11 +13,6 @@ TUNERS: Final = ("default", "fixed_min", "fixed_max", "static_cap", "autoccl", "
 """What `compare` compares by default."""
 FORMATS: Final = ("plugin", "nvidia_csv", "env", "megatron_yaml", "perfetto")
 """What `export` writes."""
-CHAPTERS: Final = ("fig3", "fig5", "fig7", "fig8", "convergence", "equations", "hidden", "scaling")
-ALL_CHAPTERS: Final = "all"
-DATA: Final = "data"
-"""`reproduce` shows data instead of a chapter."""
-WORKERS_LINK: Final = "3 Gbit/s"
 MAX_JOBS: Final = 64
 """Processes that `analyze` reads with."""
 _COMPAT: Final = ("hta",)
@@ -211,33 +206,6 @@ def _analyze(verbs: _Verbs) -> None:
     _json_and_debug(parser)
 
 
-def _reproduce(verbs: _Verbs) -> None:
-    """`lagom reproduce FIGURE`: the Lagom paper's evaluation on the simulator, each line with a verdict.
-
-    `lagom reproduce data` lists the third-party data behind docs/accuracy.md, and fetches what is missing with
-    --fetch.
-    """
-    parser = verbs.add_parser(
-        "reproduce", help="the paper's evaluation on the simulator", description=_reproduce.__doc__
-    )
-    parser.add_argument("figure", metavar="FIGURE", help=", ".join((*CHAPTERS, ALL_CHAPTERS, DATA)))
-    parser.add_argument(
-        "--backend",
-        choices=("simulated", "workers"),
-        default="simulated",
-        help="workers: measure fig3 on this machine, on threads that contend for its cores (default: simulated)",
-    )
-    parser.add_argument(
-        "--link",
-        metavar="RATE",
-        help=f"emulated link of --backend workers, or loopback (default: {WORKERS_LINK})",
-    )
-    parser.add_argument("--seed", type=seed, default=1, metavar="N", help="seed of the searches (default: 1)")
-    parser.add_argument("--fetch", action="store_true", help="with data: fetch what is missing, into the cache")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for report.html and reproduce.json")
-    _json_and_debug(parser)
-
-
 def _run(verbs: _Verbs) -> None:
     """`lagom run -- COMMAND`: a training command with our plug-in and hooks loaded: watched, tuned, or set by a file.
 
@@ -256,31 +224,6 @@ def _run(verbs: _Verbs) -> None:
         help="start from a run folder, settings that online tuning saved, or a plug-in table",
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for what is written (default: lagom-runs/)")
-    _debug(parser)
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the training command")
-
-
-def _emulate(verbs: _Verbs) -> None:
-    """`lagom emulate --cluster C -- COMMAND`: a training command on emulated GPUs and a simulated clock, without a GPU.
-
-    The exit code is the command's own where that is not 0.
-    """
-    parser = verbs.add_parser("emulate", help="run a training command on emulated GPUs", description=_emulate.__doc__)
-    parser.add_argument("--cluster", metavar="NAME", help="a preset such as h100_dgx, or a file of one")
-    parser.add_argument("--ranks", type=int, metavar="N", help="GPUs in all (default: all of each node)")
-    parser.add_argument(
-        "--nodes", type=int, metavar="N", help="emulated hosts; each runs the command (default: its --nnodes)"
-    )
-    parser.add_argument(
-        "--symmetric",
-        action="store_true",
-        help="start the first host's ranks only; those of the other hosts are taken to do the same",
-    )
-    parser.add_argument("--job", type=Path, metavar="JOB.toml", help="a job file: [emulate], [cluster], [cost]")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for run.json and timeline.json (Perfetto)")
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON object; the command's stdout goes to stderr"
-    )
     _debug(parser)
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the training command")
 
@@ -350,9 +293,7 @@ VERBS: Final[Mapping[str, Callable[[_Verbs], None]]] = MappingProxyType(
         "simulate": _simulate,
         "capture": _capture,
         "analyze": _analyze,
-        "reproduce": _reproduce,
         "run": _run,
-        "emulate": _emulate,
         "selftest": _selftest,
         "export": _export,
         "doctor": _doctor,

@@ -8,13 +8,16 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from lagom_overlap import __version__
 from lagom_overlap.cli.flags import VERBS
 from lagom_overlap.cli.stdout import forget, say
-from lagom_overlap.errors import LagomError, UnknownNameError, did_you_mean
+from lagom_overlap.errors import LagomError, MissingDependencyError, UnknownNameError, did_you_mean
 from lagom_overlap.interrupts import as_interrupts, exit_code, received
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 EXIT_BUG: Final = 1
 EXIT_INPUT: Final = 2
@@ -26,6 +29,11 @@ _REFUSALS: Final = frozenset(
     }
 )  # fmt: skip
 """A file system's or the machine's, of a file that the user named or of where he stands: none of them is our bug."""
+
+VERB_GROUP: Final = "lagom_overlap.verbs"
+"""Entry points of other distributions, by the verb's name: what adds its flags, and sets `run`."""
+_ELSEWHERE: Final = {"emulate": "pip install 'lagom-overlap[emulate]'"}
+"""Verbs of ours in distributions of their own, and what installs them."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -40,14 +48,43 @@ class _Parser(argparse.ArgumentParser):
             _write(message)
 
 
-def _parser(wanted: str = "") -> "tuple[_Parser, argparse._SubParsersAction[Any]]":
+_Verbs: TypeAlias = "argparse._SubParsersAction[Any]"
+
+
+def _parser(wanted: str = "") -> tuple[_Parser, _Verbs]:
     """The parser and its verbs; of a verb that is named, that alone: importing all may take longer than running one."""
     parser = _Parser(prog="lagom", description="Give each collective just enough of the machine.")
     parser.add_argument("--version", action="version", version=f"lagom {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    if wanted in (*VERBS, "--version"):  # finding out what else is installed takes a while
+        installed: dict[str, EntryPoint] = {}
+    else:
+        from importlib import metadata  # noqa: PLC0415
+
+        installed = {entry.name: entry for entry in metadata.entry_points(group=VERB_GROUP)}
+    if wanted in installed:
+        _add(installed[wanted], verbs)
+        return parser, verbs
     for name in (wanted,) if wanted in VERBS else VERBS:
         VERBS[name](verbs)
+    for name in sorted(installed.keys() - set(VERBS)):
+        try:
+            _add(installed[name], verbs)
+        except LagomError as error:
+            _complain(name, str(error))
     return parser, verbs
+
+
+def _add(entry: "EntryPoint", verbs: _Verbs) -> None:
+    """Adds the verb of another distribution.
+
+    Raises:
+        MissingDependencyError: if it cannot be loaded.
+    """
+    try:
+        entry.load()(verbs)
+    except Exception as error:
+        raise MissingDependencyError(f"{entry.value} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,15 +98,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(given: Sequence[str], verb: str, *, debug: bool) -> int:
     try:
         parser, verbs = _parser(verb)
-        if verb not in VERBS and verb[:1] not in ("", "-"):
-            parser.error(str(UnknownNameError.among("verb", verb, VERBS)))
+        if verb not in verbs.choices and verb[:1] not in ("", "-"):
+            if verb in _ELSEWHERE:
+                raise MissingDependencyError(f"this verb is not installed; run: {_ELSEWHERE[verb]}")
+            parser.error(str(UnknownNameError.among("verb", verb, tuple(verbs.choices))))
         arguments, unknown = parser.parse_known_args(given)
         if unknown:
             _refuse(unknown, verbs.choices[arguments.verb])
         import logging  # noqa: PLC0415 - a fifth of the time that --help takes, and no use to it
 
         logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="lagom: %(message)s")
-        return int(import_module(f"lagom_overlap.cli.{arguments.verb}").run(arguments))
+        if verb in VERBS:
+            return int(import_module(f"lagom_overlap.cli.{verb}").run(arguments))
+        return int(arguments.run(arguments))
     except KeyboardInterrupt:
         return _end_early(verb)
     except Exception as error:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from importlib import import_module
+from importlib import import_module, metadata
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Final, cast
@@ -58,6 +58,8 @@ from lagom_overlap.engines.messages import (
 from lagom_overlap.engines.presence import BeatStore, Presence, exit_with
 from lagom_overlap.interrupts import SIGNALS
 
+ENGINES: Final = "lagom_overlap.engines"
+"""Entry points of further engines, each for ranks on one machine: `(store, *, rank, num_ranks, host) -> Engine`."""
 LOOPBACK: Final = "127.0.0.1"
 MEETING_TIMEOUT: Final = timedelta(seconds=120)
 AGENT_TIMEOUT: Final = timedelta(seconds=15)
@@ -118,13 +120,12 @@ def claim_stdout() -> Callable[[bytes], None]:
 
 
 def open_engine(name: str, store: Store, *, rank: int, num_ranks: int, is_one_machine: bool) -> Engine:
-    """The engine that is measured: `gloo`, or `workers` where all ranks are on this machine."""
+    """The engine that is measured: `gloo`, or where all ranks are on this machine one that is registered."""
     if name == "gloo":
         make_device = partial(device_like, _get_default_group())
         return GlooEngine(store=store, rank=rank, num_ranks=num_ranks, make_device=make_device)
-    if name == "workers" and is_one_machine:
-        lab = import_module("lagom_overlap.lab.engine")  # an instrument above this layer
-        engine: Engine = lab.open_workers(store, rank=rank, num_ranks=num_ranks, host=LOOPBACK)
+    for entry in metadata.entry_points(group=ENGINES, name=name) if is_one_machine else ():
+        engine: Engine = entry.load()(store, rank=rank, num_ranks=num_ranks, host=LOOPBACK)
         return engine
     raise ValueError(f"no engine {name!r} here")
 

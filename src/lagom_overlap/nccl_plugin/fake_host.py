@@ -1,4 +1,4 @@
-"""csrc/emulated_gpu/nccl_host.c from Python: NCCL's host code around a tuner, without a GPU.
+"""csrc/nccl/nccl_host.c from Python: NCCL's host code around a tuner, without a GPU.
 
 It drives the real plug-in through dlopen and does what NCCL does around a tuner (lookup, questions, choice, groups,
 channels, chunks) per release. Its times are NCCL's model where a communicator is made from a record of `cost.nccl`, and
@@ -262,7 +262,7 @@ class FakeNccl:
         return self._comms[-1]
 
     def comm_of(self, record: bytes, constants: bytes | None = None) -> FakeComm:
-        """A new communicator that decides with NCCL's model: a record of `cost.nccl.tables`."""
+        """A new communicator that decides with NCCL's model: an `nccl_shape` of nccl_host.h."""
         comm_id = int.from_bytes(os.urandom(8), "little")
         pointer = self._library.fake_comm_init_shape(self._pointer, comm_id, record, constants)
         assert pointer, "the tuner's init failed"

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
+from importlib import import_module, metadata
+from typing import Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812  torch's customary name
@@ -13,7 +15,6 @@ from torch.distributed.tensor.parallel import loss_parallel
 from lagom_overlap.capturing.fake_tensor import TrainingStep, capture_step
 from lagom_overlap.capturing.models.decoder import Decoder
 from lagom_overlap.capturing.models.degrees import Degrees
-from lagom_overlap.capturing.models.evoformer import evoformer_step
 from lagom_overlap.capturing.models.parallelize import (
     apply_data,
     apply_tensor,
@@ -23,15 +24,34 @@ from lagom_overlap.capturing.models.parallelize import (
     optimizers_of,
     spread_experts,
 )
-from lagom_overlap.capturing.models.vision import vision_names, vision_step
 from lagom_overlap.capturing.pipeline import CapturedStage, pipelined
 from lagom_overlap.errors import JobError, UnknownNameError
 from lagom_overlap.workload.issued import IssuedStep
 from lagom_overlap.workload.models import TransformerModel, load_model, model_names
 from lagom_overlap.workload.parallel import ParallelLayout, PipelineSchedule, stage_slots
 
-EVOFORMER = "evoformer"
+MODELS: Final = "lagom_overlap.models"
+"""Entry points of `RegisteredModel`s, by the model's name."""
 HUGGING_FACE = "hf:"
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredModel:
+    """A model that is no decoder: `step` builds its training step as `named_step` does.
+
+    `world_name` is what the group of all its ranks is called (None: by what the model does with them).
+    """
+
+    step: Callable[..., Callable[[], TrainingStep]]
+    world_name: str | None = None
+
+
+def registered_model(name: str) -> RegisteredModel | None:
+    """The model that is registered under that name, if one is."""
+    for entry in metadata.entry_points(group=MODELS, name=name):
+        model: RegisteredModel = entry.load()
+        return model
+    return None
 
 
 def check_decoder(model: TransformerModel, degrees: Degrees, *, seq_len: int) -> None:
@@ -156,7 +176,7 @@ def _capture_pipeline(
 
 def captured_names() -> list[str]:
     """The names of our own modules; `hf:` names are listed by `models.hugging_face`."""
-    return sorted([*model_names(), *vision_names(), EVOFORMER])
+    return sorted([*model_names(), *(entry.name for entry in metadata.entry_points(group=MODELS))])
 
 
 def _words(options: Mapping[str, int | str]) -> str:
@@ -190,7 +210,8 @@ def capture_named(
         layout = _layout(options, degrees, micro_batch, micro_batches, num_chunks)
         return _capture_pipeline(model, degrees, layout, seq_len=seq_len, rank=rank)
     build = named_step(name, degrees, micro_batch=micro_batch, seq_len=seq_len, num_micro_batches=micro_batches)
-    world_name = "dap" if name == EVOFORMER else None
+    registered = registered_model(name)
+    world_name = None if registered is None else registered.world_name
     return capture_step(build, num_ranks=degrees.num_ranks, rank=rank, name=title, world_name=world_name)
 
 
@@ -209,10 +230,10 @@ def named_step(
             name, degrees, micro_batch=micro_batch, seq_len=seq_len, num_micro_batches=num_micro_batches
         )
         return build
-    if name in vision_names():
-        return vision_step(name, degrees, micro_batch=micro_batch, num_micro_batches=num_micro_batches)
-    if name == EVOFORMER:
-        return evoformer_step(degrees, num_residues=seq_len, num_micro_batches=num_micro_batches)
+    if (registered := registered_model(name)) is not None:
+        return registered.step(
+            name, degrees, micro_batch=micro_batch, seq_len=seq_len, num_micro_batches=num_micro_batches
+        )
     if name not in model_names():
         raise UnknownNameError.among("model", name, [*captured_names(), "hf:llama-3-8b"])
     model = load_model(name)

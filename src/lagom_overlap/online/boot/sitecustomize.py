@@ -1,7 +1,8 @@
-"""Starts the hooks of `lagom run` and `lagom emulate` in a Python process of the job, and takes itself away.
+"""Starts the hooks of `lagom run`, and those in LAGOM_HOOKS, in a Python process of the job, and takes itself away.
 
-Python imports this module at start because the verb put its folder first on PYTHONPATH. It leaves `sys.path` as it
-would have been, runs the site's own sitecustomize, if there is one, and never lets an error of ours reach the job.
+Python imports this module at start because the verb put its folder first on PYTHONPATH. Verbs of other distributions
+(`lagom emulate`) set LAGOM_HOOKS: modules, by commas, whose `arm` is called. This one leaves `sys.path` as it would
+have been, runs the site's own sitecustomize, if there is one, and never lets an error of ours reach the job.
 """
 
 import contextlib
@@ -22,8 +23,8 @@ def _step_aside() -> None:
 
 
 def _start() -> None:
-    if os.environ.get("LAGOM_EMULATION_SOCKET"):
-        _arm("lagom_overlap.emulation.hook")
+    for module in filter(None, os.environ.get("LAGOM_HOOKS", "").split(",")):
+        _arm(module)
     if os.environ.get("LAGOM_RUN_MODE") and os.environ.get("LAGOM_DISABLE", "") in ("", "0"):
         _arm("lagom_overlap.online.launch_hooks")
 
@@ -35,8 +36,8 @@ def _arm(module: str) -> None:
         import_module(module).arm()
     except Exception as error:
         mend = ""
-        if isinstance(error, ModuleNotFoundError) and error.name == "lagom_overlap":
-            mend = f"; install lagom-overlap for {sys.executable}, which runs the command"
+        if isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]:
+            mend = f"; install {error.name.replace('_', '-')} for {sys.executable}, which runs the command"
         with contextlib.suppress(Exception):  # stderr may be full or closed, and lagom_overlap.stderr out of reach
             sys.stderr.write(f"lagom: the job runs without us: {type(error).__name__}: {error}{mend}\n")
 

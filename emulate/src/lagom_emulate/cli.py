@@ -1,0 +1,63 @@
+"""`lagom emulate --cluster C -- COMMAND`: a training command on emulated GPUs and a simulated clock, without a GPU.
+
+The exit code is the command's own where that is not 0.
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+
+def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the verb's flags."""
+    parser = verbs.add_parser("emulate", help="run a training command on emulated GPUs", description=__doc__)
+    parser.add_argument("--cluster", metavar="NAME", help="a preset such as h100_dgx, or a file of one")
+    parser.add_argument("--ranks", type=int, metavar="N", help="GPUs in all (default: all of each node)")
+    parser.add_argument(
+        "--nodes", type=int, metavar="N", help="emulated hosts; each runs the command (default: its --nnodes)"
+    )
+    parser.add_argument(
+        "--symmetric",
+        action="store_true",
+        help="start the first host's ranks only; those of the other hosts are taken to do the same",
+    )
+    parser.add_argument("--job", type=Path, metavar="JOB.toml", help="a job file: [emulate], [cluster], [cost]")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for run.json and timeline.json (Perfetto)")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object; the command's stdout goes to stderr"
+    )
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the training command")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the verb and returns the exit code."""
+    # Here, not at the top: `lagom --help` loads this module for one line.
+    from lagom_emulate.report import emulation_summary  # noqa: PLC0415
+    from lagom_emulate.verb import EmulateRequest, run_emulate  # noqa: PLC0415
+    from lagom_overlap.cli.output import show  # noqa: PLC0415
+    from lagom_overlap.cli.stdout import say  # noqa: PLC0415
+    from lagom_overlap.jobfile.spec import read_job  # noqa: PLC0415
+    from lagom_overlap.verbs.run import command_of  # noqa: PLC0415
+
+    spec = None if arguments.job is None else read_job(arguments.job, is_emulated=True)
+    request = EmulateRequest(
+        command=command_of(arguments.command),
+        cluster=arguments.cluster,
+        num_ranks=arguments.ranks,
+        num_hosts=arguments.nodes,
+        is_symmetric=arguments.symmetric,
+        spec=spec,
+        out=arguments.out,
+        is_quiet=arguments.json,
+    )
+    result = run_emulate(request, os.environ)
+    if arguments.json:
+        say(result.to_json())
+    else:
+        show(emulation_summary(result))
+        if result.files:
+            say(f"\nTimeline (Perfetto): {result.files[1]}")
+    code = result.exit_code
+    return 128 - code if code < 0 else code

@@ -1,0 +1,124 @@
+"""`lagom reproduce FIGURE`: the Lagom paper's evaluation on the simulator, each line with a verdict.
+
+`lagom reproduce data` lists the third-party data behind docs/accuracy.md, and fetches what is missing with --fetch.
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from lagom_overlap.cli.output import show
+from lagom_overlap.cli.progress import PlainLines, is_terminal
+from lagom_overlap.cli.stdout import say
+from lagom_overlap.errors import DataError, JobError, UnknownNameError
+from lagom_overlap.interrupts import exit_code, held_back
+from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
+from lagom_overlap.jobfile.spec import link_bytes_per_s
+from lagom_overlap.papers.flags import DATA, WORKERS_LINK
+from lagom_overlap.papers.reproduce import ALL, CHAPTERS, run_reproduce
+from lagom_overlap.papers.reproduce.datasets import (
+    DatasetState,
+    FoundDataset,
+    cache_root,
+    data_roots,
+    datasets,
+    fetch,
+    look_up,
+)
+from lagom_overlap.papers.reproduce.page import headline, render_reproduction
+from lagom_overlap.papers.reproduce.result import ReproduceReport
+from lagom_overlap.papers.reproduce.terminal import lines_table
+from lagom_overlap.report.fitted import Fitted
+from lagom_overlap.results.base import encoded
+from lagom_overlap.stderr import write_lines
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the verb and returns the exit code."""
+    if arguments.figure == DATA:
+        return _data(arguments)
+    if arguments.figure not in (*CHAPTERS, ALL):
+        raise UnknownNameError.among("figure", arguments.figure, (*CHAPTERS, ALL, DATA))
+    if arguments.fetch:
+        raise DataError(f"--fetch goes with `lagom reproduce {DATA}`, not with {arguments.figure!r}")
+    if arguments.backend == "workers" and arguments.figure != "fig3":
+        raise JobError(f"--backend workers measures fig3, not {arguments.figure}; leave it out for the simulator")
+    if arguments.backend != "workers" and arguments.link is not None:
+        raise JobError(f"--link {arguments.link!r} has no meaning without --backend workers")
+    folder = None if arguments.out is None else RunFolder.create(arguments.out, arguments.figure)
+    log = Console(stderr=True)
+    with PlainLines("reproduce", "starting") as lines:
+        note = log.print if is_terminal() else lines.update
+        if arguments.backend == "workers":
+            report = _on_workers(arguments, note)
+        else:
+            report = run_reproduce(arguments.figure, seed=arguments.seed, note=note)
+    return _finish(arguments, folder, report)
+
+
+def _finish(arguments: argparse.Namespace, folder: RunFolder | None, report: ReproduceReport) -> int:
+    """Prints and writes a report, also one that the user ended; the exit code."""
+    encoded = msgspec.json.encode(report)
+    with held_back():
+        if arguments.json:
+            say(encoded.decode())
+        else:
+            show(lines_table(report))
+            show(f"\n{headline(report)}")
+        if folder is not None:
+            asked = {"figure": arguments.figure, "backend": arguments.backend, "link": arguments.link}
+            folder.write(
+                RunRecord.now(RunKind.REPRODUCE, seed=report.seed, request=asked, date=report.date),
+                report,
+                {
+                    "reproduce.json": encoded + b"\n",
+                    "report.html": lambda: render_reproduction(report).encode(),
+                },
+            )
+            if not arguments.json:
+                say(f"Report: {arguments.out / 'report.html'}")
+    num_asked = len(CHAPTERS) if arguments.figure == ALL else 1
+    if len(report.chapters) == num_asked:
+        return 0
+    write_lines(f"lagom reproduce: interrupted; {', '.join(report.chapters)} were done and are kept")
+    return exit_code()
+
+
+def _on_workers(arguments: argparse.Namespace, note: Callable[[str], None]) -> ReproduceReport:
+    from lagom_overlap.papers.reproduce.figure3_workers import figure3_on_workers  # noqa: PLC0415  torch is an extra
+
+    link = WORKERS_LINK if arguments.link is None else arguments.link
+    return figure3_on_workers(seed=arguments.seed, link_bytes_per_s=link_bytes_per_s(link, "--link"), note=note)
+
+
+def _data(arguments: argparse.Namespace) -> int:
+    if arguments.out is not None:
+        raise DataError(f"--out has no meaning with `lagom reproduce {DATA}`: files go to {cache_root()}")
+    log = Console(stderr=True)
+    held = datasets()
+    found = fetch(held, note=lambda line: log.print(line, soft_wrap=True)) if arguments.fetch else map(look_up, held)
+    rows = tuple(found)
+    if arguments.json:
+        say(encoded({"datasets": rows}).decode())
+        return 0
+    show(_data_table(rows))
+    missing = sum(row.state == DatasetState.ABSENT for row in rows)
+    say(f"\nLooked in: {', '.join(str(root) for root in data_roots())}")
+    if missing:
+        say(f"{missing} absent; `lagom reproduce {DATA} --fetch` gets them.")
+    return 0
+
+
+def _data_table(rows: Sequence[FoundDataset]) -> Fitted:
+    """Name, state, licence and source."""
+    table = Table(title="Third-party data (not part of the project)", title_justify="left")
+    for name in ("dataset", "state", "licence", "source"):
+        table.add_column(name, overflow="fold", no_wrap=name == "dataset")
+    for row in rows:
+        held = row.dataset
+        source = held.source.partition("://")[2] + (f" @{held.commit[:7]}" if held.commit else "")
+        table.add_row(held.name, row.state, held.licence, source)
+    return Fitted(table)

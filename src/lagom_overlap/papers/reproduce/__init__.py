@@ -1,0 +1,122 @@
+"""`lagom reproduce`: the Lagom paper's evaluation (arXiv 2602.20656v1) on the simulator, line by line.
+
+Two chapters check the notes "Communication Overlap in Megatron-LM": what is hidden, and how it scales.
+
+Nothing here is measured: every number of ours comes from the contention model, under the profile that is counted from
+sources (`plausible`) and the one that is fitted to the paper's end-to-end range (`paper_scale`).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from lagom_overlap.cost import load_profile
+from lagom_overlap.errors import UnknownNameError
+from lagom_overlap.papers.reproduce.convergence import convergence
+from lagom_overlap.papers.reproduce.equations import equations
+from lagom_overlap.papers.reproduce.figure3 import figure3
+from lagom_overlap.papers.reproduce.figure5 import figure5
+from lagom_overlap.papers.reproduce.figure7 import cases
+from lagom_overlap.papers.reproduce.figure7 import lines as lines_of_cases
+from lagom_overlap.papers.reproduce.figure8 import figure8
+from lagom_overlap.papers.reproduce.ground import PROFILES
+from lagom_overlap.papers.reproduce.hidden import breakdown_lines, hidden
+from lagom_overlap.papers.reproduce.judge import FITTED_PROFILES, under_profile
+from lagom_overlap.papers.reproduce.optimality import optimality
+from lagom_overlap.papers.reproduce.result import Bar, Case, Curve, Line, ReproducedSurface, ReproduceReport
+from lagom_overlap.papers.reproduce.scaling import scaling
+from lagom_overlap.record import utc_now
+
+CHAPTERS: Final = ("fig3", "fig5", "fig7", "fig8", "convergence", "equations", "hidden", "scaling")
+NOTES_CHAPTERS: Final = ("hidden", "scaling")
+"""What checks the Megatron notes."""
+ALL: Final = "all"
+
+Note = Callable[[str], None]
+
+
+def run_reproduce(
+    what: str, *, seed: int = 1, profiles: Sequence[str] = PROFILES, note: Note = lambda _: None
+) -> ReproduceReport:
+    """One chapter, or `all` of them, under each profile; an interrupt keeps the chapters that were done.
+
+    Raises:
+        KeyboardInterrupt: if it comes before one chapter is done.
+        UnknownNameError: if there is no such chapter or profile.
+    """
+    if what not in (*CHAPTERS, ALL):
+        raise UnknownNameError.among("figure", what, (*CHAPTERS, ALL))
+    chapters = CHAPTERS if what == ALL else (what,)
+    found, done = _Found(), list[str]()
+    try:
+        for chapter in chapters:
+            found.add(_chapter(chapter, profiles, seed, note))
+            done.append(chapter)
+    except KeyboardInterrupt:
+        if not done:
+            raise
+    return ReproduceReport(
+        chapters=tuple(done),
+        date=utc_now(),
+        seed=seed,
+        lines=tuple(found.lines),
+        surfaces=tuple(found.surfaces),
+        curves=tuple(found.curves),
+        cases=tuple(found.cases),
+        bars=tuple(found.bars),
+        profile_labels={name: load_profile(name).label for name in profiles},
+    )
+
+
+@dataclass(slots=True)
+class _Found:
+    """What chapters hold."""
+
+    lines: list[Line] = field(default_factory=list)
+    surfaces: list[ReproducedSurface] = field(default_factory=list)
+    curves: list[Curve] = field(default_factory=list)
+    cases: list[Case] = field(default_factory=list)
+    bars: list[Bar] = field(default_factory=list)
+
+    def add(self, other: "_Found") -> None:
+        """Another chapter's, behind."""
+        self.lines += other.lines
+        self.surfaces += other.surfaces
+        self.curves += other.curves
+        self.cases += other.cases
+        self.bars += other.bars
+
+
+def _chapter(chapter: str, profiles: Sequence[str], seed: int, note: Note) -> _Found:
+    found = _Found()
+    for profile in profiles:
+        if chapter in NOTES_CHAPTERS and profile in FITTED_PROFILES:
+            continue  # fitted to another paper
+        note(f"{chapter}, {profile}")
+        match chapter:
+            case "fig3":
+                surface, curves, lines = figure3(profile)
+                found.add(_Found(lines=under_profile(lines, profile), surfaces=[surface], curves=[*curves]))
+            case "fig5":
+                curves, lines = figure5(profile)
+                found.add(_Found(lines=under_profile(lines, profile), curves=[*curves]))
+            case "fig7":
+                rows = cases(profile, seed, note=note)
+                found.add(_Found(lines=under_profile(lines_of_cases(rows), profile), cases=[*rows]))
+            case "fig8":
+                bars, lines = figure8(profile, seed)
+                found.add(_Found(lines=under_profile(lines, profile), bars=[*bars]))
+            case "convergence":
+                curves, lines = convergence(profile, seed)
+                found.add(_Found(lines=under_profile(lines, profile), curves=[*curves]))
+            case "equations":
+                found.add(_Found(lines=under_profile([*equations(profile), *optimality(profile)], profile)))
+            case "hidden":
+                curves, lines = hidden(profile)
+                found.add(_Found(lines=[*lines], curves=[*curves]))
+            case _:
+                curves, lines = scaling(profile)
+                found.add(_Found(lines=[*lines], curves=[*curves]))
+    if chapter == "hidden":
+        found.lines += breakdown_lines()
+    return found
