@@ -90,18 +90,21 @@ def test_its_tables_reach_those_who_read_them(gpu_file: str) -> None:
     assert link.bytes_per_s == 344.2e9 / 2
 
 
-def test_it_is_tuned_planned_and_its_traces_are_analysed(
-    tmp_path: Path, cluster_file: str, gpu_file: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["simulate", "tune", "plan"])
+def test_a_job_on_it_goes_through(tmp_path: Path, gpu_file: str, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     job = tmp_path / "job.toml"
     job.write_text(
         '[job]\nname = "z"\n[model]\nname = "llama-3.2-1b"\nseq_len = 1024\n'
         f'[cluster]\npreset = "h100_dgx"\ngpu = "{gpu_file}"\n[parallel]\nfsdp = 8\n'
-        '[tune]\ntuner = "fixed_min"\npairs = 3\n'
+        '[tune]\ntuner = "fixed_min"\npairs = 3\n[plan]\nplanner = "program_order"\n'
     )
-    for verb in ("tune", "plan", "simulate"):
-        assert main([verb, str(job), "--json", "--out", str(tmp_path / verb)]) == 0
-        assert json.loads(capsys.readouterr().out)["job"] == "z"
+    assert main([verb, str(job), "--json", "--out", str(tmp_path / verb)]) == 0
+    assert json.loads(capsys.readouterr().out)["job"] == "z"
+
+
+@pytest.mark.slow
+def test_a_trace_of_it_is_analysed(tmp_path: Path, cluster_file: str, capsys: pytest.CaptureFixture[str]) -> None:
     trace = written(
         tmp_path / "rank0.json.gz",
         truth(),
