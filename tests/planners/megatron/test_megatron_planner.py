@@ -257,6 +257,15 @@ def test_every_switch_is_parsed_by_megatron() -> None:
     assert {one.split()[0]: len(one.split()) - 1 for one in written} == PARSED
 
 
+@pytest.mark.parametrize("stages", [2, 4])
+def test_one_micro_batch_is_sent_once_forward_and_once_back_over_each_border(stages: int) -> None:
+    """The first stage sends no gradient on and the last no result: (p - 1) transfers of each kind, by hand."""
+    seconds = SlotSeconds(forward_s=1.0, backward_s=2.0, transfer_s=0.25)
+    layout = ParallelLayout(pipeline=stages, global_batch=1)
+    by_hand = stages * (1.0 + 2.0) + 2 * (stages - 1) * 0.25
+    assert pipeline_s(layout, seconds, overlap_p2p=False) == pytest.approx(by_hand)
+
+
 def test_the_pipelines_bubble_is_the_closed_form() -> None:
     layout = ParallelLayout(pipeline=4, global_batch=16)
     found = pipeline_s(layout, SlotSeconds(forward_s=1.0, backward_s=2.0, transfer_s=0.0), overlap_p2p=False)
