@@ -12,6 +12,10 @@ from lagom_overlap.workload.step.framework_file import FrameworkFile
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "lagom_overlap"
+EMULATOR = ROOT / "emulate" / "src" / "lagom_emulate"
+MODULES = {str(path.relative_to(PACKAGE)): path for path in PACKAGE.rglob("*.py")} | {
+    str(path.relative_to(EMULATOR.parent)): path for path in EMULATOR.rglob("*.py")
+}
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 FILE = re.compile(r"`((?:[a-z0-9_]+/)+[a-z0-9_]+\.(?:py|toml|md))`")
 
@@ -28,7 +32,7 @@ def keys(title: str) -> set[str]:
 
 @pytest.mark.parametrize("name", sorted(set(FILE.findall(TEXT))))
 def test_files_that_are_named_exist(name: str) -> None:
-    assert (PACKAGE / name).is_file() or (ROOT / name).is_file()
+    assert name in MODULES or (PACKAGE / name).is_file() or (ROOT / name).is_file()
 
 
 def test_the_tables_of_a_gpu_and_of_a_framework_are_all_there() -> None:
@@ -40,7 +44,7 @@ def test_each_table_of_a_gpu_has_one_reader() -> None:
     for table in READ_ELSEWHERE:
         (row,) = (line for line in section("A GPU").splitlines() if line.startswith(f"| `[{table}]`"))
         reader = FILE.findall(row)[-1]
-        asked = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if _asks_for(path, table)}
+        asked = {name for name, path in MODULES.items() if _asks_for(path, table)}
         assert asked == {reader}, table
         assert names_with(table), table
     assert set(gpu_names()) <= set(names_with("gpu"))
@@ -52,9 +56,7 @@ def _asks_for(path: Path, table: str) -> bool:
 
 def test_a_kind_of_layer_touches_the_files_that_tell_kinds_apart_and_no_other() -> None:
     told = {
-        str(path.relative_to(PACKAGE))
-        for path in PACKAGE.rglob("*.py")
-        if re.search(r"\b(Mixer|Mlp)\.[A-Z]", path.read_text(encoding="utf-8"))
+        name for name, path in MODULES.items() if re.search(r"\b(Mixer|Mlp)\.[A-Z]", path.read_text(encoding="utf-8"))
     }
     assert told == set(FILE.findall(section("A kind of layer")))
 

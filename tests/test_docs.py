@@ -62,7 +62,8 @@ def _named_paths(text: str) -> list[str]:
 
 
 def _exists(name: str) -> bool:
-    return any((base / (name + suffix)).exists() for base in (PACKAGE, ROOT) for suffix in ("", ".py"))
+    bases = (PACKAGE, ROOT, ROOT / "emulate" / "src")
+    return any((base / (name + suffix)).exists() for base in bases for suffix in ("", ".py"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)
