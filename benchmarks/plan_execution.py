@@ -18,7 +18,7 @@ from lagom_overlap.errors import LagomError, RankError
 from lagom_overlap.record import describe_machine, package_versions, utc_now
 from lagom_overlap.tuners.paired_interval import compared
 from lagom_overlap.verbs.plan import planned
-from lagom_overlap.verbs.plan_problem import Asked, PlanInput, read_input
+from lagom_overlap.verbs.plan_problem import PlanFlags, PlanInput, read_input
 from lagom_overlap.workload.digest import graph_digest
 
 PLANNERS = "program_order,ours,centauri,concerto,megatron"
@@ -26,7 +26,7 @@ PLANNERS = "program_order,ours,centauri,concerto,megatron"
 
 def rows_of(job: Path, planners: list[str], num_rounds: int) -> list[dict[str, Any]]:
     """One row per planner."""
-    given = read_input(job, Asked(execute=True))
+    given = read_input(job, PlanFlags(execute=True))
     rows: list[dict[str, Any]] = []
     try:
         for name in planners:
@@ -36,7 +36,7 @@ def rows_of(job: Path, planners: list[str], num_rounds: int) -> list[dict[str, A
             except RankError as error:
                 rows.append(said | {"refused": str(error)})
                 given.close()
-                given = read_input(job, Asked(execute=True))  # the ranks are gone; these time the operators again
+                given = read_input(job, PlanFlags(execute=True))  # the ranks are gone; these time the operators again
             except LagomError as error:
                 rows.append(said | {"refused": str(error)})
     finally:

@@ -19,11 +19,11 @@ from typing import Final
 import msgspec
 
 from lagom_overlap.jobfile.spec import read_job
-from lagom_overlap.planners.deadline import Work
+from lagom_overlap.planners.deadline import SearchBudget
 from lagom_overlap.planners.simulated import simulated
 from lagom_overlap.record import describe_machine, package_versions, utc_now
 from lagom_overlap.verbs.plan import planned
-from lagom_overlap.verbs.plan_problem import Asked, read_input
+from lagom_overlap.verbs.plan_problem import PlanFlags, read_input
 from lagom_overlap.workload.digest import graph_digest
 
 TIMEOUT_S: Final = 900.0
@@ -35,9 +35,9 @@ def row_of(job: Path, rounds: int, seed: int) -> dict[str, object]:
     load = os.getloadavg()[0]
     spec = read_job(job)
     spec = msgspec.structs.replace(spec, job=msgspec.structs.replace(spec.job, timeout_s=TIMEOUT_S))
-    given = read_input(spec, Asked(times="measure", execute=True))
+    given = read_input(spec, PlanFlags(times="measure", execute=True))
     try:
-        given = replace(given, problem=replace(given.problem, work=Work(8.0)))
+        given = replace(given, problem=replace(given.problem, work=SearchBudget(8.0)))
         found = planned(given, "ours")
         alone = replace(given.problem, together={})
         ratios = {}

@@ -24,7 +24,7 @@ from rich.table import Table
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.planners.base import Planner, PlanProblem
-from lagom_overlap.planners.deadline import Work
+from lagom_overlap.planners.deadline import SearchBudget
 from lagom_overlap.planners.predict import predict
 from lagom_overlap.planners.schedule import check, lower_bound, task_graph
 from lagom_overlap.planners.schedule.bounds import two_chain_bound
@@ -58,7 +58,7 @@ def planner_of(name: str) -> Planner:
     return made
 
 
-def row_of(workload: str, load: float, planner: str, work: Work) -> dict[str, Any]:
+def row_of(workload: str, load: float, planner: str, work: SearchBudget) -> dict[str, Any]:
     """One planner on one step."""
     capture, strategy, depth, jitter = WORKLOADS[workload]
     step, times = build_step(capture, strategy, load, jitter)
@@ -113,7 +113,7 @@ def main() -> int:
         for load in map(float, args.loads.split(",")):
             for planner in planners:
                 try:
-                    rows.append(row_of(workload, load, planner, Work(args.work)))
+                    rows.append(row_of(workload, load, planner, SearchBudget(args.work)))
                 except JobError as error:
                     print(f"{workload} {load} {planner}: {error}", file=sys.stderr)
                     continue

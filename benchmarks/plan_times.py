@@ -18,7 +18,7 @@ from lagom_overlap.backends.gloo.link import EmulatedLink
 from lagom_overlap.jobfile.spec import link_bytes_per_s, read_job
 from lagom_overlap.record import describe_machine, package_versions, utc_now
 from lagom_overlap.verbs.plan import PlanRequest, run_plan
-from lagom_overlap.verbs.plan_problem import Asked, read_input
+from lagom_overlap.verbs.plan_problem import PlanFlags, read_input
 
 RECORD = Path(__file__).parents[1] / "examples" / "record_step.py"
 
@@ -48,7 +48,7 @@ def record(job: Path, trace: Path) -> None:
 
 def row_of(job: Path, times: str) -> dict[str, object]:
     """A plan from these times, run against the program."""
-    given = read_input(job, Asked(times=times, execute=True))
+    given = read_input(job, PlanFlags(times=times, execute=True))
     try:
         result = run_plan(given, PlanRequest(execute=True))
     finally:

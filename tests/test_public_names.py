@@ -5,6 +5,7 @@ import inspect
 import json
 import subprocess
 import sys
+from collections import defaultdict
 from dataclasses import fields
 from pathlib import Path
 
@@ -160,3 +161,14 @@ def test_a_function_is_captured_and_its_capture_planned():
 def test_a_name_that_is_not_there_is_an_attribute_error():
     with pytest.raises(AttributeError, match="'nope'"):
         _ = lagom_overlap.nope
+
+
+def test_a_public_class_has_one_home() -> None:
+    """A name that two modules give to different things is read wrong in one of them."""
+    homes = defaultdict(list)
+    root = Path(__file__).parents[1]
+    for path in [*(root / "src").rglob("*.py"), *(root / "emulate" / "src").rglob("*.py")]:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes[node.name].append(str(path.relative_to(root)))
+    assert {name: paths for name, paths in homes.items() if len(paths) > 1} == {}

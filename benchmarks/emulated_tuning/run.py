@@ -24,7 +24,7 @@ from statistics import fmean, median
 import msgspec
 
 from lagom_emulate.clock import SetTimes
-from lagom_emulate.launch import Job, emulated_libraries, gpu_text, job_environment, job_folder
+from lagom_emulate.launch import LaunchedJob, emulated_libraries, gpu_text, job_environment, job_folder
 from lagom_emulate.nccl_tables import write_tables
 from lagom_emulate.prices import CostModelPrices
 from lagom_emulate.recorder import Recorder
@@ -114,7 +114,7 @@ def emulated(
         "KINETO_LOG_LEVEL": "99",
         "OMP_NUM_THREADS": "1",
     }
-    job: Job | None = None
+    job: LaunchedJob | None = None
     with job_folder() as folder:
         folder.gpu().write_bytes(gpu_text(cluster, cluster.gpus_per_node))
         write_tables(folder.nccl, cluster)
@@ -131,7 +131,7 @@ def emulated(
             stall_s=settings.stall_s,
         ) as server:
             launch = (sys.executable, str(HERE / "ranks.py"), str(setup.num_ranks), python, str(HERE / "jobs.py"))
-            job = Job((*launch, *words, "--out", str(out)), [environment], folder, quiet_stdout=True)
+            job = LaunchedJob((*launch, *words, "--out", str(out)), [environment], folder, quiet_stdout=True)
             try:
                 server.serve()
                 exit_code = job.exit_code

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from lagom_overlap.cost.measured_surface import Setting
+from lagom_overlap.cost.measured_surface import InjectorSetting
 
 NUM_SMS = 132  # H200
 
@@ -21,7 +21,7 @@ class Reading:
 class Bench(Protocol):
     """What can time a victim during an injector."""
 
-    def prepare(self, victim: str, setting: Setting) -> int:
+    def prepare(self, victim: str, setting: InjectorSetting) -> int:
         """Make both ready; return the launches per batch."""
 
     def solo(self) -> float:
@@ -40,9 +40,9 @@ class ClosedForm:
     SOLO_S = 1e-3
 
     def __init__(self) -> None:
-        self._setting, self._tick = Setting(injector="none", num_channels=1), 0
+        self._setting, self._tick = InjectorSetting(injector="none", num_channels=1), 0
 
-    def prepare(self, victim: str, setting: Setting) -> int:
+    def prepare(self, victim: str, setting: InjectorSetting) -> int:
         """Remember the setting."""
         del victim
         self._setting, self._tick = setting, 0

@@ -17,7 +17,7 @@ import torch
 from bench import NUM_SMS, Bench, ClosedForm
 from contention_surface import line, measure
 
-from lagom_overlap.cost.measured_surface import Point, Provenance, Setting, Surface
+from lagom_overlap.cost.measured_surface import ContentionSurface, InjectorSetting, Point, Provenance
 
 CARVE_OUTS = (0, 4, 8, 16, 32)  # SMs left free by the GEMM; 0 is torch's default
 CHANNELS = (4, 8, 16, 32)
@@ -29,7 +29,7 @@ def carved_points(bench: Bench, num_sms_free: int, num_repeats: int) -> list[Poi
     rows = []
     for injector, chunk in (("spin", None), ("unpaced", 256 << 10)):
         for channels in CHANNELS:
-            setting = Setting(injector=injector, num_channels=channels, num_threads=512, chunk_bytes=chunk)
+            setting = InjectorSetting(injector=injector, num_channels=channels, num_threads=512, chunk_bytes=chunk)
             try:
                 row = measure(bench, "carve_out", VICTIM, setting, num_repeats)
             except (RuntimeError, ValueError, OSError) as error:
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         machine = {"note": f"no GPU: closed form of {NUM_SMS} SMs"}
     else:
         rows, machine, facts = measured(options.out, options.num_repeats)
-    surface = Surface(
+    surface = ContentionSurface(
         provenance=Provenance.DRY_RUN if options.dry_run else Provenance.MEASURED,
         machine=machine,
         protocol={"repeats": str(options.num_repeats), "order": "solo and overlapped batches alternate"},

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bench import NUM_SMS, Bench, ClosedForm
 
-from lagom_overlap.cost.measured_surface import Point, Provenance, Setting, Spread, Surface
+from lagom_overlap.cost.measured_surface import ContentionSurface, InjectorSetting, Point, Provenance, TimeSpread
 from lagom_overlap.errors import LagomError
 
 COPY_BYTES_PER_S = 4.3e12  # achieved device copy of one H200
@@ -34,21 +34,21 @@ STAGES = ("spin", "paced", "unpaced", "nccl")
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
 
 
-def settings_of(stage: str, *, dense: bool) -> Iterator[Setting]:
+def settings_of(stage: str, *, dense: bool) -> Iterator[InjectorSetting]:
     """Injector settings of a stage, for a victim of the dense sweeps or another."""
     if stage == "spin":
-        yield from (Setting(injector="spin", num_channels=channels, num_threads=512) for channels in CHANNELS)
+        yield from (InjectorSetting(injector="spin", num_channels=channels, num_threads=512) for channels in CHANNELS)
     elif stage == "nccl":
         yield from nccl_settings(dense=dense)
     elif dense:
         yield from paced_settings() if stage == "paced" else unpaced_settings()
 
 
-def paced_settings() -> Iterator[Setting]:
+def paced_settings() -> Iterator[InjectorSetting]:
     """Traffic varied while the SMs lost stay the same."""
     for channels, fractions in PACED:
         for fraction in fractions:
-            yield Setting(
+            yield InjectorSetting(
                 injector="paced",
                 num_channels=channels,
                 num_threads=512,
@@ -57,24 +57,24 @@ def paced_settings() -> Iterator[Setting]:
             )
 
 
-def unpaced_settings() -> Iterator[Setting]:
+def unpaced_settings() -> Iterator[InjectorSetting]:
     """Channels x chunk x threads, as fast as they go."""
     for channels, chunk, threads in itertools.product(CHANNELS, CHUNKS, THREADS):
-        yield Setting(injector="unpaced", num_channels=channels, chunk_bytes=chunk, num_threads=threads)
+        yield InjectorSetting(injector="unpaced", num_channels=channels, chunk_bytes=chunk, num_threads=threads)
 
 
-def nccl_settings(*, dense: bool) -> Iterator[Setting]:
+def nccl_settings(*, dense: bool) -> Iterator[InjectorSetting]:
     """Channels of each collective at NCCL's own chunk; for a dense victim also chunks at eight channels."""
     for kind in COLLECTIVES:
         pairs: list[tuple[int, int | None]] = [(channels, None) for channels in NCCL_CHANNELS]
         pairs += [(8, chunk) for chunk in NCCL_CHUNKS] if dense else []
         for channels, chunk in pairs:
-            yield Setting(
+            yield InjectorSetting(
                 injector=kind, num_channels=channels, num_ranks=2, chunk_bytes=chunk, message_bytes=MESSAGE_BYTES
             )
 
 
-def plan(stages: Sequence[str], victims: Sequence[str]) -> Iterator[tuple[str, str, Setting]]:
+def plan(stages: Sequence[str], victims: Sequence[str]) -> Iterator[tuple[str, str, InjectorSetting]]:
     """All (stage, victim, setting) in order: by stage, then by setting, so that a communicator is made once."""
     for stage in stages:
         others = victims[NUM_DENSE_VICTIMS : NUM_NCCL_VICTIMS if stage == "nccl" else None]
@@ -84,7 +84,7 @@ def plan(stages: Sequence[str], victims: Sequence[str]) -> Iterator[tuple[str, s
                     yield stage, victim, setting
 
 
-def measure(bench: Bench, stage: str, victim: str, setting: Setting, num_repeats: int) -> Point:
+def measure(bench: Bench, stage: str, victim: str, setting: InjectorSetting, num_repeats: int) -> Point:
     """One row: `num_repeats` solo and as many overlapped batches, alternating, after one unrecorded of each."""
     num_launches = bench.prepare(victim, setting)
     bench.solo(), bench.during()
@@ -98,8 +98,8 @@ def measure(bench: Bench, stage: str, victim: str, setting: Setting, num_repeats
         stage,
         victim,
         setting,
-        during=Spread.of([r.during_s for r in readings]),
-        solo=Spread.of(solo),
+        during=TimeSpread.of([r.during_s for r in readings]),
+        solo=TimeSpread.of(solo),
         covered=all(r.covered for r in readings),
         num_held_sms=min(held) if held else None,
         injector_bytes_per_s=sorted(rates)[len(rates) // 2] if rates else None,
@@ -109,7 +109,9 @@ def measure(bench: Bench, stage: str, victim: str, setting: Setting, num_repeats
     )
 
 
-def sweep(bench: Bench, work: Sequence[tuple[str, str, Setting]], num_repeats: int, budget_s: float) -> list[Point]:
+def sweep(
+    bench: Bench, work: Sequence[tuple[str, str, InjectorSetting]], num_repeats: int, budget_s: float
+) -> list[Point]:
     """Measure all points until the time is spent; a point that fails becomes a row with its error."""
     end, rows = time.monotonic() + budget_s, []
     for stage, victim, setting in work:
@@ -178,7 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = sweep(bench, list(plan(options.stages, names)), options.num_repeats, options.budget_s)
     if options.dry_run:
         check_dry_run(rows)
-    surface = Surface(
+    surface = ContentionSurface(
         provenance=Provenance.DRY_RUN if options.dry_run else Provenance.MEASURED,
         machine=machine,
         protocol={

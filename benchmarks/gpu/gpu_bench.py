@@ -12,7 +12,7 @@ from standin import StandIn, build_library
 from victims import Victim, VictimSpec, all_specs
 
 from lagom_overlap.collective import CollectiveKind
-from lagom_overlap.cost.measured_surface import Setting
+from lagom_overlap.cost.measured_surface import InjectorSetting
 
 
 class GpuBench:
@@ -24,14 +24,14 @@ class GpuBench:
         self._specs: dict[str, VictimSpec] = {spec.name: spec for spec in all_specs()[:num_victims]}
         self.names = list(self._specs)
         self._victims: dict[str, Victim] = {}
-        self._setting: Setting | None = None
+        self._setting: InjectorSetting | None = None
         self._injector: StandIn | NcclPair | None = None
         self._stream = torch.cuda.Stream(priority=-1)
         self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         pynvml.nvmlInit()
         self._device = pynvml.nvmlDeviceGetHandleByIndex(0)
 
-    def prepare(self, victim: str, setting: Setting) -> int:
+    def prepare(self, victim: str, setting: InjectorSetting) -> int:
         """Make both ready; the victims stay in memory, the injector changes with its setting."""
         if victim not in self._victims:
             self._victims[victim] = Victim(self._specs[victim])
@@ -96,7 +96,7 @@ class GpuBench:
             facts[name] = victim.kernels | {"relative_error": f"{victim.error:.2e}"}
         return facts
 
-    def _make(self, setting: Setting) -> StandIn | NcclPair:
+    def _make(self, setting: InjectorSetting) -> StandIn | NcclPair:
         if setting.injector not in KINDS:
             return StandIn(self._standin_library, setting, self._stream)
         if self._nccl is None:

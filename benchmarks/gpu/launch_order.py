@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from bench import NUM_SMS
 
-from lagom_overlap.cost.measured_surface import Provenance, Setting
+from lagom_overlap.cost.measured_surface import InjectorSetting, Provenance
 
 ORDERS = ("collective_first", "computation_first")
 PRIORITIES = ("high", "normal")
@@ -111,13 +111,13 @@ class OnGpu:
 
     def together(self, order: str, priority: str, carve_out: int, channels: int) -> Reading:
         """Both behind the gate, enqueued in order."""
-        setting = Setting(injector="spin", num_channels=channels)
+        setting = InjectorSetting(injector="spin", num_channels=channels)
         spin = self._spin(self._library, setting, self._streams[priority], SPIN_S)
         return self._run(carve_out, spin, first=order == "collective_first")
 
     def _run(self, carve_out: int, spin: Any, *, first: bool = False) -> Reading:
         torch = self._torch
-        mark = self._spin(self._library, Setting(injector="spin", num_channels=1), self._gate, 0.0)
+        mark = self._spin(self._library, InjectorSetting(injector="spin", num_channels=1), self._gate, 0.0)
         torch._C._set_sm_carveout_experimental(carve_out or None)
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         with torch.cuda.stream(self._gate):

@@ -15,7 +15,7 @@ import torch
 from standin import Cover
 
 from lagom_overlap.collective import Collective, CollectiveKind
-from lagom_overlap.cost.measured_surface import Setting
+from lagom_overlap.cost.measured_surface import InjectorSetting
 from lagom_overlap.engines.nccl.library import NcclLibrary
 from lagom_overlap.engines.nccl.local_ranks import LocalRanks, await_events, make_buffers, poison, wrong_rank
 from lagom_overlap.engines.nccl.plugin_bench import SHARED_GPU
@@ -42,7 +42,7 @@ def load_library(path: Path) -> NcclLibrary:
 class NcclPair:
     """One collective between two ranks of this GPU, repeated until the victim is covered."""
 
-    def __init__(self, library: NcclLibrary, kind: CollectiveKind, setting: Setting) -> None:
+    def __init__(self, library: NcclLibrary, kind: CollectiveKind, setting: InjectorSetting) -> None:
         if setting.num_blocks > MAX_BLOCKS:
             raise ValueError(f"{setting.num_blocks} blocks cannot all be resident; at most {MAX_BLOCKS}")
         if setting.num_ranks != NUM_RANKS or setting.message_bytes is None:

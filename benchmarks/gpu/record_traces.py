@@ -15,7 +15,7 @@ import torch
 from nccl_pair import NcclPair, load_library
 
 from lagom_overlap.collective import CollectiveKind
-from lagom_overlap.cost.measured_surface import Setting
+from lagom_overlap.cost.measured_surface import InjectorSetting
 from lagom_overlap.engines.nccl.library import NcclLibrary
 
 SHAPE = 4096  # GEMMs are SHAPE cubed
@@ -31,7 +31,7 @@ MESSAGE_BYTES = 64 << 20
 
 def record(library: NcclLibrary, kind: CollectiveKind, num_channels: int, path: Path) -> int:
     """Write one trace; return its compressed size in bytes."""
-    setting = Setting(injector=kind, num_channels=num_channels, num_ranks=2, message_bytes=MESSAGE_BYTES)
+    setting = InjectorSetting(injector=kind, num_channels=num_channels, num_ranks=2, message_bytes=MESSAGE_BYTES)
     pair = NcclPair(library, kind, setting)
     a, b = (torch.randn(SHAPE, SHAPE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     out = torch.empty_like(a)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from lagom_overlap.cost.measured_surface import Setting
+from lagom_overlap.cost.measured_surface import InjectorSetting
 
 SOURCE = Path(__file__).with_name("standin.cu")
 SHARED_BYTES = 200 * 1024  # of 227 KB a block may have on sm_90: no GEMM block fits next to it
@@ -48,7 +48,7 @@ class Cover:
 class StandIn:
     """One stand-in injector, bound to a setting and to a high-priority stream."""
 
-    def __init__(self, library: Path, setting: Setting, stream: torch.cuda.Stream) -> None:
+    def __init__(self, library: Path, setting: InjectorSetting, stream: torch.cuda.Stream) -> None:
         self._lib = ctypes.CDLL(str(library))
         self._lib.standin_error.restype = ctypes.c_char_p
         self._setting, self._stream = setting, stream
@@ -130,7 +130,7 @@ class StandIn:
 class Spin:
     """One launch of the spinner that ends by itself: its blocks hold their SMs for `duration_s` each."""
 
-    def __init__(self, library: Path, setting: Setting, stream: torch.cuda.Stream, duration_s: float) -> None:
+    def __init__(self, library: Path, setting: InjectorSetting, stream: torch.cuda.Stream, duration_s: float) -> None:
         self._lib = ctypes.CDLL(str(library))
         self._lib.standin_error.restype = ctypes.c_char_p
         self._num_blocks, self._duration_ns, self.stream = setting.num_blocks, int(duration_s * 1e9), stream

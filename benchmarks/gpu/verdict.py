@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from lagom_overlap.cost.measured_surface import Point, Provenance, Surface
+from lagom_overlap.cost.measured_surface import ContentionSurface, Point, Provenance
 
 FLUID = {2: 132 / 130, 4: 132 / 128, 8: 132 / 124, 16: 132 / 116, 32: 132 / 100, 64: 132 / 68}
 PERSISTENT = dict.fromkeys((1, 2, 4, 8, 16, 32, 64), 2.0)
@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="write the table here as well")
     parser.add_argument("--json", action="store_true", help="rows as JSON on stdout")
     options = parser.parse_args(arguments)
-    surface = Surface.read(options.surface)
+    surface = ContentionSurface.read(options.surface)
     if surface.provenance is not Provenance.MEASURED:
         parser.error(f"{options.surface} is a {surface.provenance}: it holds no measurement to judge by")
     rows = compare(surface.points)

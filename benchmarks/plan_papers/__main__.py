@@ -21,7 +21,7 @@ from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
-from lagom_overlap.planners.deadline import Work
+from lagom_overlap.planners.deadline import SearchBudget
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -61,8 +61,8 @@ _PART = re.compile(r"<!-- (\w+) -->\n(.*?)(?=<!-- |\Z)", re.DOTALL)
 def section(name: str, million_steps: float | None) -> Iterator[str]:
     """Lines of one section, what it ran on last."""
     module, function, usual = SECTIONS[name]
-    run: Callable[[Work], Iterator[str]] = getattr(import_module(f"plan_papers.{module}"), function)
-    work = Work(usual if million_steps is None else million_steps)
+    run: Callable[[SearchBudget], Iterator[str]] = getattr(import_module(f"plan_papers.{module}"), function)
+    work = SearchBudget(usual if million_steps is None else million_steps)
     started, cpu_s, load = time.perf_counter(), time.process_time(), os.getloadavg()[0]
     yield from run(work)
     took = f"{time.perf_counter() - started:.0f} s ({time.process_time() - cpu_s:.0f} s of CPU)"

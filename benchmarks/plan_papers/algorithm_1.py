@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from random import Random
 
 from lagom_overlap.planners.centauri.operation import MAX_CHUNKS, CommPart, OperationCosts, Parts, algorithm_1, end_s
-from lagom_overlap.planners.deadline import Work
+from lagom_overlap.planners.deadline import SearchBudget
 from plan_papers.judged import table
 
 RIGS = (
@@ -80,7 +80,7 @@ def algorithm_1_regret(
     return best_count / num_cases, regret / num_cases, whole_regret / num_cases
 
 
-def algorithm1(_: Work) -> Iterator[str]:
+def algorithm1(_: SearchBudget) -> Iterator[str]:
     """How often the closed form of the operation tier is right."""
     yield f"## Centauri: Algorithm 1 against all options, {CASES} random gathers per rig, grouped"
     yield ""

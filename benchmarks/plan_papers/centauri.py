@@ -9,7 +9,7 @@ from lagom_overlap.planners.base import Planner, PlanProblem
 from lagom_overlap.planners.centauri.model_tier import ModelCosts, launch
 from lagom_overlap.planners.centauri.planner import Centauri
 from lagom_overlap.planners.centauri.planner import paper as centauri_paper
-from lagom_overlap.planners.deadline import Work
+from lagom_overlap.planners.deadline import SearchBudget
 from lagom_overlap.planners.megatron import baselines
 from lagom_overlap.planners.megatron.planner import Megatron
 from lagom_overlap.workload import CommOp, CompOp, Op, Phase
@@ -75,7 +75,7 @@ _CENTAURI_HEAD = (
 )
 
 
-def centauri(work: Work) -> Iterator[str]:
+def centauri(work: SearchBudget) -> Iterator[str]:
     """Figures 8 to 14, as far as the text states them."""
     models = {size: load_model(f"centauri-llama-{size}") for size in ("small", "medium", "big", "large")}
     models["big"] = replace(models["big"], num_layers=8)
@@ -132,7 +132,7 @@ def _statements(found: dict[tuple[str, int], Row], on_b: Row) -> Iterator[str]:
     )
 
 
-def _partitions(model: TransformerModel, cluster: Cluster, work: Work) -> Iterator[str]:
+def _partitions(model: TransformerModel, cluster: Cluster, work: SearchBudget) -> Iterator[str]:
     """Fig. 12: how the gathers of one forward layer are taken apart, by batch."""
     yield "## Centauri: partition of the gathers of a forward layer by matrix, FSDP on 16 GPUs, big (Fig. 12)"
     yield ""
@@ -170,7 +170,7 @@ def _words(step: Rewrite) -> str:
     return f"{first} first" + (f" with {len(step.chain)} computations" if step.chain else "")
 
 
-def _scalability(model: TransformerModel, work: Work, found: dict[tuple[str, int], Row]) -> Iterator[str]:
+def _scalability(model: TransformerModel, work: SearchBudget, found: dict[tuple[str, int], Row]) -> Iterator[str]:
     """Figs 13 and 14: gains by number of GPUs on both clusters."""
     clusters = {"A": "a100_hdr1", "B": "a100_hdr4"}
     yield "## Centauri: FSDP by number of GPUs, big, batch 4 (Fig. 13)"
@@ -206,7 +206,7 @@ def _scalability(model: TransformerModel, work: Work, found: dict[tuple[str, int
     yield from _statements(found, last)
 
 
-def _ablation(model: TransformerModel, cluster: Cluster, work: Work) -> Iterator[str]:
+def _ablation(model: TransformerModel, cluster: Cluster, work: SearchBudget) -> Iterator[str]:
     """Each dimension and tier left out (Table 1's columns): ms of a step."""
     yield "## Centauri: each dimension of the partition and each tier left out; ms, big, batch 4"
     yield ""
@@ -237,7 +237,7 @@ def _ablation(model: TransformerModel, cluster: Cluster, work: Work) -> Iterator
     yield from table(("step", *heads), rows)
 
 
-def _hybrid(models: dict[str, TransformerModel], work: Work) -> Iterator[str]:
+def _hybrid(models: dict[str, TransformerModel], work: SearchBudget) -> Iterator[str]:
     yield "## Centauri: FSDP + DP, 48 GPUs of cluster A (Fig. 10)"
     yield ""
     rows, gains = [], {}
@@ -255,7 +255,7 @@ def _hybrid(models: dict[str, TransformerModel], work: Work) -> Iterator[str]:
     )
 
 
-def _data_parallel(models: dict[str, TransformerModel], cluster: Cluster, work: Work) -> Iterator[str]:
+def _data_parallel(models: dict[str, TransformerModel], cluster: Cluster, work: SearchBudget) -> Iterator[str]:
     """Fig. 9: Centauri's all-gather slides past the optimizer, which is the data flow of ZeRO stage 1."""
     yield "## Centauri: DP, 16 GPUs of cluster A (Fig. 9); ms, two micro-batches of 4"
     yield ""
@@ -302,7 +302,7 @@ def _held(cases: Sequence[bool]) -> str:
     return "reproduced" if all(cases) else "not"
 
 
-def _model_tier(models: dict[str, TransformerModel], work: Work) -> Iterator[str]:
+def _model_tier(models: dict[str, TransformerModel], work: SearchBudget) -> Iterator[str]:
     """Fig. 11: TP4 + PP3 + DP4 on 48 GPUs, six micro-batches; one stage's costs into Eq. 2."""
     yield "## Centauri: TP4 + PP3 + DP4, 48 GPUs of cluster A, 6 micro-batches (Fig. 11), equation 2"
     yield ""

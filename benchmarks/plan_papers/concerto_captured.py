@@ -20,7 +20,7 @@ from lagom_overlap.hardware import Cluster, load_preset
 from lagom_overlap.planners.base import Planner, PlanProblem
 from lagom_overlap.planners.baselines import ProgramOrder
 from lagom_overlap.planners.concerto.planner import Concerto
-from lagom_overlap.planners.deadline import Work
+from lagom_overlap.planners.deadline import SearchBudget
 from lagom_overlap.planners.framework import framework_of
 from lagom_overlap.planners.megatron import baselines
 from lagom_overlap.planners.predict import predict
@@ -72,7 +72,7 @@ def program_of(model: str, num_gpus: int) -> TensorProgram:
     return capture_program(build, name=model).program.with_updates()
 
 
-def ablation(cell: Cell, work: Work) -> tuple[list[str], ScheduleOverlap, float]:
+def ablation(cell: Cell, work: SearchBudget) -> tuple[list[str], ScheduleOverlap, float]:
     """Operators, the step before, its share of communication, and what S, AD and fusion save of it; the last saving.
 
     A framework's own step is judged with contention, the others as their planners see them.
@@ -106,7 +106,7 @@ def ablation(cell: Cell, work: Work) -> tuple[list[str], ScheduleOverlap, float]
 _ABLATION = ("operators", "before, ms", "share of communication", "S", "S + AD", "S + AD + fusion")
 
 
-def grid(title: str, cells: Iterator[Cell], stated: tuple[float, float], work: Work) -> Iterator[str]:
+def grid(title: str, cells: Iterator[Cell], stated: tuple[float, float], work: SearchBudget) -> Iterator[str]:
     """One grid's rows, and its mean and largest saving next to the paper's."""
     yield f"## Concerto: {title}; time saved on A800 (NVLink)"
     yield ""
@@ -154,25 +154,25 @@ def _zero_2() -> Iterator[Cell]:
             yield Cell(model=model, parallel=f"ZeRO-2 {ranks}", capture=capture, baseline=baselines.zero2())
 
 
-def dap(work: Work) -> Iterator[str]:
+def dap(work: SearchBudget) -> Iterator[str]:
     """Dynamic axial parallelism; the paper's means on two links are 12.5 and 15.6 %."""
     cells = _named([("evoformer", "axial", 2), ("evoformer", "axial", 4)], ProgramOrder, 256)
     yield from grid("DAP, captured, before: program order", cells, (0.14, 0.197), work)
 
 
-def zero_3(work: Work) -> Iterator[str]:
+def zero_3(work: SearchBudget) -> Iterator[str]:
     """FSDP2 as captured, against its own order, with contention."""
     cases = [(model, "fsdp", ranks) for model in ("vit-l-14", "wide-resnet-50-2") for ranks in (8, 16)]
     cells = _named(cases, ProgramOrder, 1)
     yield from grid("ZeRO-3, captured, with contention, before: FSDP2's own order", cells, (0.151, 0.332), work)
 
 
-def zero_2(work: Work) -> Iterator[str]:
+def zero_2(work: SearchBudget) -> Iterator[str]:
     """Parameters whole, optimizer shared out."""
     yield from grid("ZeRO-2, collectives inserted, before: DeepSpeed's", _zero_2(), (0.191, 0.429), work)
 
 
-def searched(work: Work) -> Iterator[str]:
+def searched(work: SearchBudget) -> Iterator[str]:
     """Shardings found by search."""
     yield "## Concerto: shardings found by search (Alpa's rows) on A800 (NVLink)"
     yield ""

@@ -18,7 +18,7 @@ from lagom_overlap.planners.baselines import ProgramOrder
 from lagom_overlap.planners.concerto.choice import without_overlap
 from lagom_overlap.planners.concerto.planner import Concerto
 from lagom_overlap.planners.concerto.strategies import ConcertoStrategy, CostMode, Pricing
-from lagom_overlap.planners.deadline import Work
+from lagom_overlap.planners.deadline import SearchBudget
 from lagom_overlap.planners.megatron.flags import MegatronFlags
 from lagom_overlap.planners.megatron.planner import Megatron
 from lagom_overlap.planners.predict import predict
@@ -40,7 +40,7 @@ SIGMAS, SCALES, BATCHES = (0.1, 0.2, 0.4), (0.5, 0.7, 1.3, 2.0), (1, 2, 8)
 BYTE = 1
 
 
-def experiments(work: Work) -> Iterator[str]:
+def experiments(work: SearchBudget) -> Iterator[str]:
     """All four."""
     yield from fusion()
     yield from heuristics(work)
@@ -74,7 +74,9 @@ def fusion() -> Iterator[str]:
     rows, shown = [], {}
     for ranks, fp32, plain_s, fused_s in TABLE_4:
         model = gpt("gpt-0.9b", 2048, 16)
-        problem = concerto_problem(model, sharded(ranks, 2), nvlink=True, fp32=fp32, work=Work(1.0), unit=Unit.MATRIX)
+        problem = concerto_problem(
+            model, sharded(ranks, 2), nvlink=True, fp32=fp32, work=SearchBudget(1.0), unit=Unit.MATRIX
+        )
         saved = latency_saved(problem)
         if ranks == 8:
             shown[fp32] = (plain_s - fused_s) / saved
@@ -113,7 +115,7 @@ def fixed_cuts(problem: PlanProblem) -> list[Rewrite]:
     return [step for strategy in without_overlap(chosen) if (step := strategy.rewrite) is not None]
 
 
-def heuristics(work: Work) -> Iterator[str]:
+def heuristics(work: SearchBudget) -> Iterator[str]:
     """Concerto against a fixed decomposition, with and without NVLink."""
     yield "## Concerto: against a fixed heuristic (JAX/XLA's), GPT 14.5 B on 16 GPUs, FP16"
     yield ""
@@ -149,7 +151,7 @@ def heuristics(work: Work) -> Iterator[str]:
     )
 
 
-def buckets(work: Work) -> Iterator[str]:
+def buckets(work: SearchBudget) -> Iterator[str]:
     """Fig. 2: the best size of a gradient bucket by model; the paper's own sizes stand in the last column."""
     yield "## Concerto: gradient buckets (Fig. 2), 16 ranks, DDP's rule; ms by bucket size"
     yield ""
@@ -238,7 +240,7 @@ class WrongTimes:
         return self.right.seconds(op) * noise * (self.scale if isinstance(op, CommOp) else 1.0)
 
 
-def robustness(work: Work) -> Iterator[str]:
+def robustness(work: SearchBudget) -> Iterator[str]:
     """What is left of a gain under wrong costs, a disturbed network and another batch: GPT 14.5 B, T8 D2 on PCIe."""
     yield "## Concerto: gain against cost error, network disturbance and batch; GPT 14.5 B, T8 D2, PCIe, FP16"
     yield ""

@@ -8,7 +8,7 @@ from lagom_overlap.hardware import Link, LinkKind, load_preset
 from lagom_overlap.planners.base import OpTimes, PlanProblem
 from lagom_overlap.planners.concerto.fusion import FusionLimits, fused
 from lagom_overlap.planners.concerto.planner import Concerto
-from lagom_overlap.planners.deadline import Deadline, Work
+from lagom_overlap.planners.deadline import Deadline, SearchBudget
 from lagom_overlap.planners.megatron.planner import Megatron
 from lagom_overlap.planners.predict import predict
 from lagom_overlap.workload import CommOp, Op
@@ -65,7 +65,7 @@ def concerto_problem(
     *,
     nvlink: bool,
     fp32: bool,
-    work: Work,
+    work: SearchBudget,
     unit: Unit = Unit.LAYER,
 ) -> PlanProblem:
     """A step on the paper's rig: four nodes of eight A800."""
@@ -103,7 +103,7 @@ TABLE_4 = [
 ]
 
 
-def concerto(work: Work) -> Iterator[str]:
+def concerto(work: SearchBudget) -> Iterator[str]:
     """Tables 3 and 4."""
     yield "## Concerto: GPT on 16 GPUs (Table 3), relative to Megatron"
     yield ""
@@ -154,7 +154,10 @@ def concerto(work: Work) -> Iterator[str]:
         problem = concerto_problem(small, layout, nvlink=True, fp32=fp32, work=work, unit=Unit.MATRIX)
         scheduled = Concerto(decompose=False, fuse=False).plan(problem).iteration
         steps, merged = fused(
-            problem, scheduled, FusionLimits(max_bytes=400 << 20), Deadline.of_work(Work(10 * work.million_steps))
+            problem,
+            scheduled,
+            FusionLimits(max_bytes=400 << 20),
+            Deadline.of_work(SearchBudget(10 * work.million_steps)),
         )
         plain, after = (predict(problem, step).overlap.makespan_s for step in (scheduled, merged))
         gain, stated_gain = 1 - after / plain, 1 - stated_fused / stated

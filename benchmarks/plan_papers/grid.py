@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from lagom_overlap.hardware import Cluster
 from lagom_overlap.planners.base import PlanProblem
-from lagom_overlap.planners.deadline import Work
+from lagom_overlap.planners.deadline import SearchBudget
 from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.parallel import ParallelLayout
 from lagom_overlap.workload.precision import HALF
@@ -24,7 +24,7 @@ class Grid:
     model: TransformerModel
     cluster: Cluster
     layout: ParallelLayout
-    work: Work
+    work: SearchBudget
 
     def problem(self, unit: Unit = Unit.LAYER) -> PlanProblem:
         """The step; gathers reach three layers ahead."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.planners.base import OpTimes, PlanProblem
-from lagom_overlap.planners.deadline import Work
+from lagom_overlap.planners.deadline import SearchBudget
 from lagom_overlap.planners.megatron.advice import Trials, advise, recommended, scale_of
 from lagom_overlap.planners.megatron.flags import MegatronFlags, TensorOverlap
 from lagom_overlap.planners.megatron.planner import Megatron
@@ -30,7 +30,7 @@ NOTES_HIDDEN = {
 }
 
 
-def megatron(work: Work) -> Iterator[str]:
+def megatron(work: SearchBudget) -> Iterator[str]:
     """The notes' shares and recommendations on their own model, and their impossible table."""
     cluster = load_preset("h100_dgx", 8)
     model = replace(load_model("llama-3-70b"), num_layers=20)

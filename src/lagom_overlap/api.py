@@ -125,10 +125,10 @@ def compare(
     if any(given is not None for given in (tuners, backend, warm_start, bundle)):
         raise TypeError("tuners, backend, warm_start and bundle do not go with planners=[...]")
     from lagom_overlap.verbs.plan_compare import check_planners, compare_planners  # noqa: PLC0415
-    from lagom_overlap.verbs.plan_problem import Asked, read_input  # noqa: PLC0415
+    from lagom_overlap.verbs.plan_problem import PlanFlags, read_input  # noqa: PLC0415
 
     check_planners(planners)
-    given = read_input(_step(job), Asked(cluster=cluster, times=times))
+    given = read_input(_step(job), PlanFlags(cluster=cluster, times=times))
     try:
         return compare_planners(given, planners, seed=seed)
     finally:
@@ -173,7 +173,7 @@ def plan(
     """
     from lagom_overlap.planners.carriers import Carrier  # noqa: PLC0415
     from lagom_overlap.verbs.plan import PlanRequest, check_request, run_plan, step_check  # noqa: PLC0415
-    from lagom_overlap.verbs.plan_problem import Asked, read_input  # noqa: PLC0415
+    from lagom_overlap.verbs.plan_problem import PlanFlags, read_input  # noqa: PLC0415
 
     request = PlanRequest(
         planner=planner,
@@ -184,7 +184,7 @@ def plan(
         out=_path(out),
     )
     check_request(request)
-    given = read_input(_step(job), Asked(cluster=cluster, times=times, execute=execute, check=step_check(request)))
+    given = read_input(_step(job), PlanFlags(cluster=cluster, times=times, execute=execute, check=step_check(request)))
     try:
         return run_plan(given, request)
     finally:

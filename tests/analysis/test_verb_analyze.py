@@ -17,7 +17,7 @@ from lagom_overlap.errors import LagomError, OutputError, TraceError
 from lagom_overlap.report.analyze.figures import waterfall_of
 from lagom_overlap.report.analyze.page import render_analysis
 from lagom_overlap.report.analyze.terminal import WIDTH, analysis_summary
-from lagom_overlap.sim.what_if import Asked, Spent, what_if
+from lagom_overlap.sim.what_if import AskedChange, Spent, what_if
 from lagom_overlap.verbs.analyze import AnalyzeRequest, Compat, run_analyze
 
 PROMISED = {
@@ -213,7 +213,7 @@ def test_the_page_answers_what_changes_would_gain_before_it_advises(trace):
     report = run_analyze(AnalyzeRequest(traces=(trace,)))
     assert 'id="what-ifs"' not in render_analysis(replace(report, measured=report.analysis, what_ifs=()))
     spent = Spent(step_s=1e-3, overlapped_s=1e-5, exposed_s=1e-5)
-    answer = what_if(Asked.channels(8), spent, Spent(step_s=9e-4, overlapped_s=1e-5, exposed_s=1e-5))
+    answer = what_if(AskedChange.channels(8), spent, Spent(step_s=9e-4, overlapped_s=1e-5, exposed_s=1e-5))
     page = render_analysis(replace(report, measured=report.analysis, what_ifs=(answer,)))
     assert page.index('id="what-ifs"') < page.index('id="advice"')
     assert "Worth trying: at most 8 channels, +10.0% of the step (+9.9% to +10.1%)." in page

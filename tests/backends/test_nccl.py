@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from c_build import build_libraries
 
-from lagom_overlap.backends.nccl import Launched, read_launched
+from lagom_overlap.backends.nccl import RankPlace, read_launched
 from lagom_overlap.cli import main
 from lagom_overlap.errors import BackendError
 from ports import free_port
@@ -114,7 +114,7 @@ def test_a_ranks_own_files_are_private_and_on_its_machine(tmp_path, monkeypatch)
     made = []
     monkeypatch.setattr(ranks, "NcclSession", lambda device, files, **more: made.append(files))
     monkeypatch.setattr(ranks, "installed_library", lambda: tmp_path / "lib.so")
-    ranks._session(None, Launched(rank=1, num_ranks=2, local_rank=1), 1.0)
+    ranks._session(None, RankPlace(rank=1, num_ranks=2, local_rank=1), 1.0)
     (files,) = made
     assert files.record.parent.parent == local
     assert files.record.parent.stat().st_mode & 0o777 == 0o700
@@ -161,7 +161,7 @@ def test_without_cuda_it_is_one_line_and_exit_code_2(tmp_path, monkeypatch, caps
 def test_the_place_of_a_rank_is_told_by_its_launcher(environment, expected):
     found = read_launched(environment)
     assert found == (
-        None if expected is None else Launched(rank=expected[0], num_ranks=expected[1], local_rank=expected[2])
+        None if expected is None else RankPlace(rank=expected[0], num_ranks=expected[1], local_rank=expected[2])
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("ortools", reason="needs the extra plan")
 
 from lagom_overlap.collective import Collective, CollectiveKind
-from lagom_overlap.planners.deadline import Work
+from lagom_overlap.planners.deadline import SearchBudget
 from lagom_overlap.workload import CommOp
 from lagom_overlap.workload.step import Unit
 from plan_papers import algorithm_1, concerto_tables
@@ -52,7 +52,7 @@ def test_latency_saved_by_fusion_is_the_difference_of_its_collectives() -> None:
         sharded(8, 2),
         nvlink=True,
         fp32=False,
-        work=Work(1.0),
+        work=SearchBudget(1.0),
         unit=Unit.MATRIX,
     )
     groups: dict[object, list[CommOp]] = {}

@@ -31,7 +31,7 @@ from lagom_overlap.hardware import load_preset
 from lagom_overlap.jobfile.registry import make_planner, planner_names
 from lagom_overlap.planners.base import Plan, PlanProblem
 from lagom_overlap.planners.centauri.evolution import evolutions
-from lagom_overlap.planners.deadline import Work
+from lagom_overlap.planners.deadline import SearchBudget
 from lagom_overlap.planners.framework import framework_of
 from lagom_overlap.planners.simulated import simulated
 from lagom_overlap.planners.times import ModelTimes, origin_name
@@ -89,7 +89,7 @@ def problem_of(capture: IssuedStep) -> PlanProblem:
         cluster=cluster,
         times=ModelTimes(ContentionModel(cluster, load_profile("plausible"))),
         groups=placed.groups,
-        work=Work(0.5),
+        work=SearchBudget(0.5),
         issued=replace(placed.issued, is_dataflow=True),
         framework=framework_of(placed.iteration),
     )

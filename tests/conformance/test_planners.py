@@ -19,7 +19,7 @@ from lagom_overlap.planners.centauri.planner import paper as centauri_paper
 from lagom_overlap.planners.concerto.planner import Concerto
 from lagom_overlap.planners.concerto.planner import from_options as concerto_options
 from lagom_overlap.planners.concerto.planner import paper as concerto_paper
-from lagom_overlap.planners.deadline import Work
+from lagom_overlap.planners.deadline import SearchBudget
 from lagom_overlap.planners.exact import adds_numbers
 from lagom_overlap.planners.joint import Joint
 from lagom_overlap.planners.megatron import baselines
@@ -135,14 +135,14 @@ def test_the_same_problem_has_the_same_plan(planner: str) -> None:
 @pytest.mark.parametrize("step", ["fsdp", "sequence parallel"])
 @pytest.mark.parametrize("planner", [name for name in PLANNERS if not name.startswith("joint")])
 def test_the_same_problem_and_work_have_the_same_plan(planner: str, step: str) -> None:
-    problem = replace(_problem(step), work=Work(0.3))
+    problem = replace(_problem(step), work=SearchBudget(0.3))
     assert PLANNERS[planner]().plan(problem) == PLANNERS[planner]().plan(problem)
 
 
 @pytest.mark.parametrize("planner", [name for name in PLANNERS if name.startswith("joint")])
 def test_who_counts_no_work_refuses_it(planner: str) -> None:
     with pytest.raises(JobError, match="joint counts no work"):
-        PLANNERS[planner]().plan(replace(_problem("fsdp"), work=Work(0.3)))
+        PLANNERS[planner]().plan(replace(_problem("fsdp"), work=SearchBudget(0.3)))
 
 
 @pytest.mark.parametrize("planner", PLANNERS)

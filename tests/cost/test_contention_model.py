@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, Protocol, Transport
-from lagom_overlap.cost import Collectives, ContentionModel, Links, Profile, load_profile
+from lagom_overlap.cost import Collectives, ContentionModel, LinkSource, Profile, load_profile
 from lagom_overlap.cost.nccl.links import link_of
 from lagom_overlap.cost.nccl.machines import on_topology
 from lagom_overlap.cost.nccl.wire import wire_terms
@@ -94,7 +94,7 @@ def test_what_nobody_touched_takes_what_the_fitted_link_says(
 
 
 def test_a_stated_link_is_taken_as_stated(plausible: Profile) -> None:
-    model = ContentionModel(load_preset("a100_dgx"), replace(plausible, links=Links.STATED))
+    model = ContentionModel(load_preset("a100_dgx"), replace(plausible, links=LinkSource.STATED))
     assert model.collective(AR, CommConfig()).link_bytes_per_s == 206e9
 
 
@@ -231,7 +231,7 @@ def test_a_tree_of_ll_over_nodes_carries_no_more_than_nccl_s_limit(plausible: Pr
 
 def test_a_slow_protocol_leaves_a_stated_link_to_others(plausible: Profile) -> None:
     """Two collectives at 22.5 GB/s each do not share a wire of 180."""
-    model = ContentionModel(load_preset("a100_dgx", 2), replace(plausible, links=Links.STATED))
+    model = ContentionModel(load_preset("a100_dgx", 2), replace(plausible, links=LinkSource.STATED))
     cost = model.collective(Collective(CollectiveKind.ALL_GATHER, 64 * MIB, 16), CommConfig(protocol=Protocol.LL))
     assert cost.bytes_per_s() <= 22.5e9
     assert model.running_times([], [cost, cost]).comm_s == (cost.seconds(), cost.seconds())

@@ -19,7 +19,7 @@ from lagom_emulate.nccl_tables import shape_record, tuner_constants
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.cost.nccl import CpuVendor, Graph, PathType, Topology
 from lagom_overlap.cost.nccl.search import NvswitchMachine, nvswitch_topology
-from lagom_overlap.nccl_plugin.fake_host import FakeComm, FakeNccl, Outcome, load_fake_library
+from lagom_overlap.nccl_plugin.fake_host import CallOutcome, FakeComm, FakeNccl, load_fake_library
 from lagom_overlap.nccl_plugin.table_layout import KINDS
 
 H100 = NvswitchMachine(
@@ -114,7 +114,7 @@ def topology_of(row: dict[str, str], graphs: dict[str, dict[str, str]]) -> Topol
     return found if row["nvls"] == "on" else replace(found, nvls=None)
 
 
-def compared(row: dict[str, str], outcome: Outcome) -> dict[str, tuple[str, str]]:
+def compared(row: dict[str, str], outcome: CallOutcome) -> dict[str, tuple[str, str]]:
     """Logged and decided, by field; a field that was not logged is left out."""
     threads = max(outcome.num_threads, 128 if code_of(row["nccl"]) >= 22200 else 96)
     chunk = "|".join(dict.fromkeys(str(b) for b in outcome.chunk_bytes))

@@ -18,7 +18,7 @@ def test_a_keeper_that_ends_before_it_starts_the_command_is_named(monkeypatch: p
     monkeypatch.setattr(launch, "become_subreaper", lambda: None)
     folder = launch.JobFolder(path=Path("none"))
     with pytest.raises(JobError, match="cannot run 'true': its keeper ended with code 5"):
-        launch.Job(["true"], [{"LAGOM_EMULATION_SOCKET": "none"}], folder, quiet_stdout=False)
+        launch.LaunchedJob(["true"], [{"LAGOM_EMULATION_SOCKET": "none"}], folder, quiet_stdout=False)
 
 
 @pytest.mark.parametrize(("told", "is_kept"), [(b"end\n", True), (b"", False)])

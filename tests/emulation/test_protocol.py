@@ -8,14 +8,14 @@ import pytest
 
 from lagom_emulate import protocol
 from lagom_emulate.protocol import (
-    Decoder,
     Describe,
     Ended,
-    Hello,
     Host,
     Op,
+    ProcessHello,
     ProtocolError,
     Query,
+    RecordDecoder,
     RecordType,
     Wait,
     completed,
@@ -28,7 +28,7 @@ HEADER = Path(__file__).parents[2] / "emulate" / "csrc" / "protocol.h"
 CODES = {"uint32_t": "I", "int32_t": "i", "uint64_t": "Q"}
 FIELD_NAMES = {"after_op": "after_event_op", "host": "pad"}
 RECORDS = [
-    Hello(1, 3, 4711, 0),
+    ProcessHello(1, 3, 4711, 0),
     Describe(1, b'{"memset": 4}'),
     Op(1, 3, 7, 1, -5, 123, 0, 9),
     Wait(1, 500, 4712),
@@ -83,7 +83,7 @@ def test_replies_have_the_layout_of_the_c_header() -> None:
 def test_records_are_read_however_the_bytes_are_cut() -> None:
     data = b"".join(encode(record) for record in RECORDS)
     for size in (1, 5, 24, len(data)):
-        decoder, found = Decoder(), []
+        decoder, found = RecordDecoder(), []
         for at in range(0, len(data), size):
             found += decoder.feed(data[at : at + size])
         assert found == RECORDS
@@ -102,7 +102,7 @@ def test_records_are_read_however_the_bytes_are_cut() -> None:
 )
 def test_a_record_that_cannot_be_is_refused_before_its_bytes_are_awaited(data: bytes) -> None:
     with pytest.raises(ProtocolError):
-        list(Decoder().feed(data))
+        list(RecordDecoder().feed(data))
 
 
 def test_a_refusal_is_one_bounded_line() -> None:

@@ -5,7 +5,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from lagom_overlap.engines.presence import Presence
+from lagom_overlap.engines.presence import SignOfLife
 
 
 class DictStore:
@@ -38,10 +38,10 @@ class DictStore:
         return self.values.setdefault(key, desired.encode())
 
 
-def ranks(store: DictStore, num_ranks: int, silence_s: float = 60.0) -> tuple[list[Presence], "SimpleQueue[str]"]:
+def ranks(store: DictStore, num_ranks: int, silence_s: float = 60.0) -> tuple[list[SignOfLife], "SimpleQueue[str]"]:
     ended: SimpleQueue[str] = SimpleQueue()
     made = [
-        Presence(lambda: store, rank=rank, num_ranks=num_ranks, end=ended.put, beat_s=0.01, silence_s=silence_s)
+        SignOfLife(lambda: store, rank=rank, num_ranks=num_ranks, end=ended.put, beat_s=0.01, silence_s=silence_s)
         for rank in range(num_ranks)
     ]
     return made, ended

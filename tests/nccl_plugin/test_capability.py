@@ -18,7 +18,7 @@ from lagom_overlap.nccl_plugin.capability import (
     Knobs,
     MapKey,
     MapRow,
-    Outcome,
+    SettingOutcome,
     is_same_chunk,
     judged,
     read_map,
@@ -30,7 +30,7 @@ KEY = MapKey(nccl=(2, 30, 7), gpu="NVIDIA H100 80GB HBM3", num_gpus=1, ranks_per
 ALL_REDUCE = CollectiveKind.ALL_REDUCE
 
 
-def row(asked: Knobs, ran: Knobs, outcome: Outcome = Outcome.AS_ASKED, num_bytes: int = MIB) -> MapRow:
+def row(asked: Knobs, ran: Knobs, outcome: SettingOutcome = SettingOutcome.AS_ASKED, num_bytes: int = MIB) -> MapRow:
     return MapRow(kind=ALL_REDUCE, num_bytes=num_bytes, asked=asked, ran=ran, outcome=outcome, time_s=1e-4)
 
 
@@ -53,8 +53,8 @@ def config(knobs: Knobs) -> CommConfig:
 
 def test_a_chunk_that_was_clamped_at_every_size_is_refused_and_the_one_it_became_is_not() -> None:
     found = map_of(
-        row(tree(chunk_bytes=MIB), tree(chunk_bytes=512 * KIB), Outcome.ALIASED),
-        row(tree(chunk_bytes=MIB), tree(chunk_bytes=512 * KIB), Outcome.ALIASED, num_bytes=16 * MIB),
+        row(tree(chunk_bytes=MIB), tree(chunk_bytes=512 * KIB), SettingOutcome.ALIASED),
+        row(tree(chunk_bytes=MIB), tree(chunk_bytes=512 * KIB), SettingOutcome.ALIASED, num_bytes=16 * MIB),
         row(tree(chunk_bytes=512 * KIB), tree(chunk_bytes=512 * KIB)),
     )
     assert "ran as 524288" in (found.refuses(ALL_REDUCE, config(tree(chunk_bytes=MIB))) or "")
@@ -64,7 +64,7 @@ def test_a_chunk_that_was_clamped_at_every_size_is_refused_and_the_one_it_became
 
 def test_a_chunk_that_ran_at_one_size_is_not_refused_for_what_became_of_it_at_another() -> None:
     found = map_of(
-        row(tree(chunk_bytes=MIB), tree(chunk_bytes=512 * KIB), Outcome.CLAMPED),
+        row(tree(chunk_bytes=MIB), tree(chunk_bytes=512 * KIB), SettingOutcome.CLAMPED),
         row(tree(chunk_bytes=MIB), tree(chunk_bytes=MIB), num_bytes=16 * MIB),
     )
     assert found.refuses(ALL_REDUCE, config(tree(chunk_bytes=MIB))) is None
@@ -78,27 +78,27 @@ def test_more_channels_than_the_communicator_has_are_refused_also_where_nothing_
 
 
 def test_an_implementation_that_gave_a_wrong_result_or_never_ran_is_refused() -> None:
-    wrong = map_of(row(tree(), tree(), Outcome.WRONG), row(tree(16), tree(16)))
+    wrong = map_of(row(tree(), tree(), SettingOutcome.WRONG), row(tree(16), tree(16)))
     assert "wrong results" in (wrong.refuses(ALL_REDUCE, config(tree(16))) or "")
     ring = Knobs(Algorithm.RING, Protocol.SIMPLE, 8)
-    other = map_of(row(tree(), ring, Outcome.NOT_APPLIED))
+    other = map_of(row(tree(), ring, SettingOutcome.NOT_APPLIED))
     assert "was not what ran" in (other.refuses(ALL_REDUCE, config(tree(16))) or "")
 
 
 @pytest.mark.parametrize(
     ("asked", "ran", "outcome"),
     [
-        (Knobs(), tree(24, 512 * KIB), Outcome.AS_ASKED),
-        (tree(8), tree(8, 512 * KIB), Outcome.AS_ASKED),
-        (tree(32), tree(24), Outcome.CLAMPED),
-        (tree(8, MIB), tree(8, 512 * KIB), Outcome.CLAMPED),
-        (tree(8), Knobs(Algorithm.RING, Protocol.SIMPLE, 8), Outcome.NOT_APPLIED),
-        (tree(8), Knobs(), Outcome.AS_ASKED),  # not told
+        (Knobs(), tree(24, 512 * KIB), SettingOutcome.AS_ASKED),
+        (tree(8), tree(8, 512 * KIB), SettingOutcome.AS_ASKED),
+        (tree(32), tree(24), SettingOutcome.CLAMPED),
+        (tree(8, MIB), tree(8, 512 * KIB), SettingOutcome.CLAMPED),
+        (tree(8), Knobs(Algorithm.RING, Protocol.SIMPLE, 8), SettingOutcome.NOT_APPLIED),
+        (tree(8), Knobs(), SettingOutcome.AS_ASKED),  # not told
     ],
 )
-def test_what_ran_is_judged_by_what_was_asked(asked: Knobs, ran: Knobs, outcome: Outcome) -> None:
+def test_what_ran_is_judged_by_what_was_asked(asked: Knobs, ran: Knobs, outcome: SettingOutcome) -> None:
     assert judged(asked, ran, is_right=True) is outcome
-    assert judged(asked, ran, is_right=False) is Outcome.WRONG
+    assert judged(asked, ran, is_right=False) is SettingOutcome.WRONG
 
 
 def test_a_chunk_counts_as_asked_down_to_the_protocols_grain() -> None:
@@ -109,7 +109,7 @@ def test_a_chunk_counts_as_asked_down_to_the_protocols_grain() -> None:
 
 
 def test_a_map_comes_back_as_it_was_written(tmp_path: Path) -> None:
-    found = map_of(row(tree(chunk_bytes=MIB), tree(chunk_bytes=512 * KIB), Outcome.ALIASED))
+    found = map_of(row(tree(chunk_bytes=MIB), tree(chunk_bytes=512 * KIB), SettingOutcome.ALIASED))
     path = write_map(found, tmp_path / "new" / "folder")
     assert path.name == "nccl-2.30.7_nvidia-h100-80gb-hbm3_1x2_0123456789abcdef.json"
     assert read_map(path) == found

@@ -4,7 +4,7 @@ import pytest
 
 from lagom_overlap.collective import Algorithm, CollectiveKind, ConfigSpace, Protocol
 from lagom_overlap.errors import SpaceError
-from lagom_overlap.nccl_plugin.capability import CapabilityMap, Knobs, MapKey, MapRow, Outcome
+from lagom_overlap.nccl_plugin.capability import CapabilityMap, Knobs, MapKey, MapRow, SettingOutcome
 from lagom_overlap.nccl_plugin.space import tuner_space
 from lagom_overlap.units import KIB, MIB
 
@@ -13,7 +13,7 @@ OFFERED = (TREE, RING)
 ALL_REDUCE = CollectiveKind.ALL_REDUCE
 
 
-def map_of(*rows: tuple[Knobs, Knobs, Outcome], max_channels: int = 24) -> CapabilityMap:
+def map_of(*rows: tuple[Knobs, Knobs, SettingOutcome], max_channels: int = 24) -> CapabilityMap:
     return CapabilityMap(
         key=MapKey(nccl=(2, 30, 7), gpu="H100", num_gpus=8, ranks_per_gpu=1, topology="0" * 16),
         measured_on="2026-11-22",
@@ -63,8 +63,8 @@ def test_no_more_channels_than_the_communicator_of_this_box_has() -> None:
 
 def test_what_the_map_refuses_is_not_tried_for_its_kind_and_is_for_others() -> None:
     found = map_of(
-        (Knobs(*RING, 8, 64 * KIB), Knobs(*RING, 8, 32 * KIB), Outcome.CLAMPED),
-        (Knobs(*TREE, 8), Knobs(*TREE, 8), Outcome.WRONG),
+        (Knobs(*RING, 8, 64 * KIB), Knobs(*RING, 8, 32 * KIB), SettingOutcome.CLAMPED),
+        (Knobs(*TREE, 8), Knobs(*TREE, 8), SettingOutcome.WRONG),
     )
     space = tuner_space(OFFERED, 6, kind=ALL_REDUCE, capabilities=found)
     assert axis(space, RING, "chunk_bytes")[0] == 128 * KIB

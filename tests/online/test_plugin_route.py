@@ -22,7 +22,7 @@ from lagom_overlap.collective.sites import cycles_of
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.errors import BackendError, TableError
 from lagom_overlap.hardware import load_preset
-from lagom_overlap.nccl_plugin.capability import BoxMaps, CapabilityMap, Knobs, MapKey, MapRow, Outcome
+from lagom_overlap.nccl_plugin.capability import BoxMaps, CapabilityMap, Knobs, MapKey, MapRow, SettingOutcome
 from lagom_overlap.nccl_plugin.fake_host import WITH_CHUNKS
 from lagom_overlap.nccl_plugin.table_writer import EncodedTable, encode_table
 from lagom_overlap.online.options import OnlineOptions
@@ -329,7 +329,7 @@ class OneMap(BoxMaps):
 
     def __init__(self, max_channels, wrong=()):
         super().__init__(None, None)
-        rows = [MapRow(kind=AG, num_bytes=MIB, asked=each, ran=each, outcome=Outcome.WRONG) for each in wrong]
+        rows = [MapRow(kind=AG, num_bytes=MIB, asked=each, ran=each, outcome=SettingOutcome.WRONG) for each in wrong]
         key = MapKey(nccl=(2, 30, 7), gpu="A40", num_gpus=8, ranks_per_gpu=1, topology="0" * 16)
         self.map = CapabilityMap(key=key, measured_on="2026-11-22", max_channels=max_channels, rows=tuple(rows))
 

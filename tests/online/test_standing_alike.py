@@ -7,7 +7,7 @@ from job_of_threads import FakeStore, Job
 from test_online_loop import options
 
 from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigKey, ConfigTable
-from lagom_overlap.online.ranks.exchange import Exchange, Place
+from lagom_overlap.online.ranks.exchange import CommunicatorPlace, Exchange
 from lagom_overlap.online.ranks.messages import SwitchState
 from lagom_overlap.online.routes.base import TableCursor
 
@@ -15,7 +15,7 @@ AG = CollectiveKind.ALL_GATHER
 ALL = CommunicatorId(description="all", ranks=(0, 1))
 
 
-def answers(places: list[dict[str, Place]]) -> list[str]:
+def answers(places: list[dict[str, CommunicatorPlace]]) -> list[str]:
     """What each rank has against a switch, as a job would find it: whoever refuses says so to the others."""
     store = FakeStore()
 
@@ -28,24 +28,26 @@ def answers(places: list[dict[str, Place]]) -> list[str]:
 
 
 def test_ranks_at_one_place_switch() -> None:
-    assert answers([{"all": Place("7 calls", 3)}] * 3) == ["", "", ""]
+    assert answers([{"all": CommunicatorPlace("7 calls", 3)}] * 3) == ["", "", ""]
 
 
 def test_ranks_at_different_places_do_not() -> None:
-    said = answers([{"all": Place(f"{number} calls", 2)} for number in (7, 8)])
+    said = answers([{"all": CommunicatorPlace(f"{number} calls", 2)} for number in (7, 8)])
     assert said[0] == said[1]
     assert "7 calls" in said[0]
     assert "8 calls" in said[0]
 
 
 def test_a_rank_that_does_not_know_of_its_communicator_keeps_the_others_from_switching() -> None:
-    said = answers([{"all": Place("7 calls", 3)}, {"all": Place("7 calls", 3)}, {}])
+    said = answers([{"all": CommunicatorPlace("7 calls", 3)}, {"all": CommunicatorPlace("7 calls", 3)}, {}])
     assert said == ["2 of 3 ranks know of 7 calls"] * 3
 
 
 def test_a_process_counts_for_all_of_its_ranks_and_a_shared_name_is_not_counted() -> None:
-    assert answers([{"all": Place("7 calls", 3, num_here=2)}, {"all": Place("7 calls", 3)}]) == ["", ""]
-    assert answers([{"role": Place("7 calls")}, {}]) == ["", ""]
+    assert answers(
+        [{"all": CommunicatorPlace("7 calls", 3, num_here=2)}, {"all": CommunicatorPlace("7 calls", 3)}]
+    ) == ["", ""]
+    assert answers([{"role": CommunicatorPlace("7 calls")}, {}]) == ["", ""]
 
 
 def test_calls_that_another_thread_makes_while_ranks_agree_keep_all_from_switching() -> None:

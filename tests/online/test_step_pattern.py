@@ -10,14 +10,14 @@ from lagom_overlap.errors import TraceError
 from lagom_overlap.online.program import groups_of, program_of, times_of
 from lagom_overlap.online.routes.launch_order import computation_of, launched, starts_of
 from lagom_overlap.online.routes.plugin_events import step_length_s, step_record, timed_calls
-from lagom_overlap.online.routes.step_pattern import Span, is_same_sequence, pattern_of
+from lagom_overlap.online.routes.step_pattern import KernelSpan, is_same_sequence, pattern_of
 from lagom_overlap.units import MIB
 
 US = 1e-6
 
 
 def spans_of(calls):
-    return [Span(call.begun_s, call.ended_s, call.num_channels) for call in calls]
+    return [KernelSpan(call.begun_s, call.ended_s, call.num_channels) for call in calls]
 
 
 def profiled(program, tmp_path, length, slower=1.0, **sizes):
@@ -98,7 +98,7 @@ def test_a_start_on_an_idle_stream_dates_the_wait_before_it_by_hand(tmp_path):
     program.compute(30.0)
     pattern = pattern_of(profiled(program, tmp_path, 20.0), MIB)
     assert [call.lag_s for call in pattern.calls] == [0.0, 0.0]
-    spans = [Span(10 * US, 30 * US, 8), Span(166 * US, 366 * US, 8)]
+    spans = [KernelSpan(10 * US, 30 * US, 8), KernelSpan(166 * US, 366 * US, 8)]
     gathered, scattered = pattern.replay(spans, 396 * US)
     assert gathered.joined_s == gathered.resumed_s == pytest.approx(160 * US, abs=0.1 * US)  # 10 + 1.5 x 100
     assert scattered.issued_s == pytest.approx(166 * US)
@@ -150,7 +150,7 @@ def test_a_collective_on_the_computations_own_stream_is_its_own_mark(tmp_path):
     program.collective("all_reduce", COMPUTE)
     program.compute(100.0)
     pattern = pattern_of(profiled(program, tmp_path, 20.0), MIB)
-    (call,) = pattern.replay([Span(30 * US, 80 * US, 4)], 180 * US)
+    (call,) = pattern.replay([KernelSpan(30 * US, 80 * US, 4)], 180 * US)
     assert [call.issued_s, call.joined_s, call.resumed_s] == pytest.approx([30 * US, 30 * US, 80 * US])
 
 

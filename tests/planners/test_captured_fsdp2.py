@@ -14,7 +14,7 @@ from captured_steps import fsdp2_capture, problem_of
 
 from lagom_overlap.jobfile.registry import make_planner, planner_names
 from lagom_overlap.planners.base import Plan, PlanProblem
-from lagom_overlap.planners.deadline import Work
+from lagom_overlap.planners.deadline import SearchBudget
 from lagom_overlap.planners.ours import Ours
 from lagom_overlap.planners.predict import predict
 from lagom_overlap.planners.simulated import Simulation, simulated
@@ -35,7 +35,7 @@ def step() -> PlanProblem:
 @cache
 def plan_of(planner: str) -> Plan:
     if planner != "joint":
-        return make_planner(planner, {}).plan(replace(step(), work=Work(4.0)))
+        return make_planner(planner, {}).plan(replace(step(), work=SearchBudget(4.0)))
     # The joint planner counts no work; it gets seconds of this process, which a loaded machine does not take from it.
     with patch("lagom_overlap.planners.deadline.monotonic", process_time):
         return make_planner(planner, {}).plan(replace(step(), budget_s=3.0))
@@ -133,7 +133,7 @@ def test_a_plan_that_the_gpu_cannot_hold_is_not_offered():
 
 
 def test_ours_takes_of_its_orders_the_shortest_with_contention(monkeypatch):
-    problem = replace(step(), work=Work(0.3), prefetch=None)
+    problem = replace(step(), work=SearchBudget(0.3), prefetch=None)
     chosen = Ours(split=False).plan(problem)
     monkeypatch.setattr("lagom_overlap.planners.ours.planner._SIMULATED_OPERATORS", 0)
     shortest = Ours(split=False).plan(problem)

@@ -14,10 +14,10 @@ from lagom_overlap.capturing.models.degrees import Degrees
 from lagom_overlap.capturing.models.named import decoder_step
 from lagom_overlap.errors import JobError
 from lagom_overlap.planners.base import PlanProblem
-from lagom_overlap.planners.deadline import Work
+from lagom_overlap.planners.deadline import SearchBudget
 from lagom_overlap.planners.effects import MIN_GAIN
 from lagom_overlap.planners.fsdp2 import Fsdp2
-from lagom_overlap.planners.simulated import SimulatedStep, simulated
+from lagom_overlap.planners.simulated import SimulatedPlan, simulated
 from lagom_overlap.verbs.plan_apply import apply_fsdp2
 from lagom_overlap.workload import CompOp, Iteration, MemoryBound
 from lagom_overlap.workload.fsdp2.reduced import in_param_dtype
@@ -32,15 +32,15 @@ UNITS = ("embedding", *LAYERS, "norm, head")
 
 
 def problem() -> PlanProblem:
-    return replace(problem_of(fsdp2_capture()), work=Work(40.0))
+    return replace(problem_of(fsdp2_capture()), work=SearchBudget(40.0))
 
 
-def ours(settings: Fsdp2Settings) -> SimulatedStep:
+def ours(settings: Fsdp2Settings) -> SimulatedPlan:
     step = problem()
     return simulated(step, reissued(step.iteration, step.unplanned, settings))
 
 
-def pytorchs(settings: Fsdp2Settings) -> SimulatedStep:
+def pytorchs(settings: Fsdp2Settings) -> SimulatedPlan:
     """PyTorch's own FSDP2 told the settings, captured."""
 
     def step():
@@ -110,7 +110,7 @@ def test_as_many_units_are_kept_as_fit_the_memory():
 
 
 def test_a_budget_for_one_setting_goes_to_the_one_that_saves_most_bytes():
-    plan = Fsdp2().plan(replace(problem(), work=Work(1e-6)))
+    plan = Fsdp2().plan(replace(problem(), work=SearchBudget(1e-6)))
     assert plan.settings == Fsdp2Settings(units=UNITS, kept=UNITS)
     assert [one.switch for one in plan.effects] == ["reshard_after_forward=False for all units"]
 

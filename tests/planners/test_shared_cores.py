@@ -74,26 +74,28 @@ def test_at_full_rate_a_step_takes_what_it_takes_without_contention():
 
 def test_a_rate_is_read_off_what_both_take_together():
     pytest.importorskip("torch")
-    from lagom_overlap.engines.fx.side_by_side import SideBySide
+    from lagom_overlap.engines.fx.side_by_side import SideBySideTimes
 
     for rate in (0.3, 0.5, 0.75, 1.0):
         together_s = step_of(gather("g"), product("x"), product("end", "g", "x"), together={"g": rate}).makespan_s
-        measured = SideBySide(collective_s=(SECONDS["g"],), computations_s=(SECONDS["x"],), together_s=(together_s,))
+        measured = SideBySideTimes(
+            collective_s=(SECONDS["g"],), computations_s=(SECONDS["x"],), together_s=(together_s,)
+        )
         assert measured.rate() == pytest.approx(rate, abs=1e-4)
 
 
 def test_noise_of_what_runs_on_separate_units_is_no_contention():
     """The mean of the longer of two noisy times exceeds the longer mean; the rate must not take that for sharing."""
     pytest.importorskip("torch")
-    from lagom_overlap.engines.fx.side_by_side import SideBySide
+    from lagom_overlap.engines.fx.side_by_side import SideBySideTimes
 
     random = Random(1)
     draw = lambda: [random.expovariate(1.0) for _ in range(400)]  # noqa: E731
-    apart = SideBySide(
+    apart = SideBySideTimes(
         collective_s=draw(), computations_s=draw(), together_s=[max(pair) for pair in zip(draw(), draw(), strict=True)]
     )
     assert apart.rate() > 0.85
-    shared = SideBySide(
+    shared = SideBySideTimes(
         collective_s=draw(), computations_s=draw(), together_s=[sum(pair) for pair in zip(draw(), draw(), strict=True)]
     )
     assert shared.rate() == pytest.approx(0.5, abs=0.06)

@@ -20,7 +20,7 @@ from lagom_overlap.planners import deadline as deadline_module
 from lagom_overlap.planners.base import OpTimes, Plan, Planner, PlanProblem
 from lagom_overlap.planners.centauri.planner import Centauri
 from lagom_overlap.planners.concerto.planner import Concerto
-from lagom_overlap.planners.deadline import STEPS_PER_S, Deadline, Work
+from lagom_overlap.planners.deadline import STEPS_PER_S, Deadline, SearchBudget
 from lagom_overlap.planners.memory import with_memory
 from lagom_overlap.planners.ours import Ours
 from lagom_overlap.planners.schedule import task_graph
@@ -56,7 +56,7 @@ def tables(plan: Plan) -> bytes:
 
 
 def worked(num_layers: int, million_steps: float = 1.5, **fields: object) -> PlanProblem:
-    problem = fsdp_problem(num_layers, prefetch=2, work=Work(million_steps, **fields))  # type: ignore[arg-type]
+    problem = fsdp_problem(num_layers, prefetch=2, work=SearchBudget(million_steps, **fields))  # type: ignore[arg-type]
     return replace(problem, times=Stretched(problem.times))
 
 
@@ -130,7 +130,7 @@ def test_hashes_of_names_do_not_reach_the_plan():
 
 
 def test_a_race_on_two_threads_does_its_parts_of_the_work_and_no_more():
-    problem, work = fsdp_problem(40), Work(0.4)
+    problem, work = fsdp_problem(40), SearchBudget(0.4)
     graph = with_memory(task_graph(problem), problem.iteration, depth=2, limit_bytes=None)
     generation = ScheduleGeneration(graph)
     random = Random(7)
@@ -150,7 +150,7 @@ def test_a_race_on_two_threads_does_its_parts_of_the_work_and_no_more():
 def test_work_counts_what_the_library_placed():
     graph = random_graph(Random(1), 50)
     generation = ScheduleGeneration(graph)
-    ends = Deadline.of_work(Work(1.0))
+    ends = Deadline.of_work(SearchBudget(1.0))
     made = generation.schedule(Kind.SERIAL, range(50), deadline=ends)
     generation.improved(made, max_rounds=1, deadline=ends)
     assert ends.elapsed_s * STEPS_PER_S == pytest.approx(50 + 2 * 50)
@@ -159,13 +159,13 @@ def test_work_counts_what_the_library_placed():
 @pytest.mark.parametrize("wrong", [0.0, -1.0, float("inf"), float("nan")])
 def test_work_must_be_positive_and_finite(wrong):
     with pytest.raises(ValueError, match="million steps"):
-        Work(wrong)
+        SearchBudget(wrong)
     with pytest.raises(ValueError, match="limit is"):
-        Work(1.0, wrong)
+        SearchBudget(1.0, wrong)
 
 
 def test_work_of_searches_at_once_counts_when_they_are_joined_and_each_gets_its_part_of_what_is_left() -> None:
-    whole = Deadline.of_work(Work(8.0))
+    whole = Deadline.of_work(SearchBudget(8.0))
     whole.spend(2e6)
     parts = whole.parts(3)
     assert [part.left_steps for part in parts] == [2_000_000] * 3

@@ -17,7 +17,7 @@ from lagom_overlap.results.plan import (
     PlanResult,
     Spread,
 )
-from lagom_overlap.results.plan_decisions import Decision
+from lagom_overlap.results.plan_decisions import PlanDecision
 from lagom_overlap.timeline import Timeline
 from lagom_overlap.tuners.sequential import judged_pairs
 from lagom_overlap.workload import Iteration
@@ -88,7 +88,7 @@ def test_what_ranks_measured_comes_before_the_prediction():
 
 @pytest.mark.parametrize(("num_decisions", "more"), [(1, ""), (8, ""), (9, "and 1 more"), (30, "and 22 more")])
 def test_the_terminal_shows_eight_decisions_and_says_how_many_more_there_are(num_decisions: int, more: str):
-    decisions = tuple(Decision(comm=f"gather{n:02}", num_chunks=2, split_dim=0) for n in range(num_decisions))
+    decisions = tuple(PlanDecision(comm=f"gather{n:02}", num_chunks=2, split_dim=0) for n in range(num_decisions))
     console = Console(width=120)
     with console.capture() as capture:
         console.print(plan_summary(replace(PREDICTED, planned=RAN, decisions=decisions)))

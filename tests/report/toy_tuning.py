@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import product
 
 from lagom_overlap.collective import Collective, CollectiveKind, CommConfig, ConfigSpace, Subspace
-from lagom_overlap.results.tune import Search, TuneResult
+from lagom_overlap.results.tune import MeasuredSearch, TuneResult
 from lagom_overlap.timeline import Span, SpanKind, Timeline
 from lagom_overlap.tuners.journal import Entry, Step, StepKind
 from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Measurement
@@ -144,7 +144,7 @@ def toy_report(groups: tuple[OverlapGroup, ...] | None = None, with_verdict: boo
         arm_words={"default": "the native PyTorch call"},
         notes=("All ranks share one machine, so its cores are contended as a GPU's SMs would be, not alike.",),
         interrupted=not with_verdict,
-        measured=Search(problems=problems, entries=tuple(entries), recommended=recommended),
+        measured=MeasuredSearch(problems=problems, entries=tuple(entries), recommended=recommended),
     )
     return changed(report, **changes)
 

@@ -9,7 +9,7 @@ import pytest
 from stub_backend import Setting, StubBackend, assignment_of, job
 
 from lagom_overlap.jobfile.job import Job
-from lagom_overlap.results.tune import Search, Times, TuneResult, times_of
+from lagom_overlap.results.tune import MeasuredSearch, Times, TuneResult, times_of
 from lagom_overlap.tuners.journal import Entry, Step, StepKind
 from lagom_overlap.tuners.problem import Assignment, Failure, Measurement, Outcome
 from lagom_overlap.tuners.verdict import PairedRatio, Verdict
@@ -33,8 +33,8 @@ def entry(number: int, settings: dict[str, Setting], outcomes: dict[str, Outcome
     return Entry(step=step, outcomes=outcomes)
 
 
-def searched(entries: Sequence[Entry], recommended: Mapping[str, Assignment]) -> Search:
-    return Search(problems=PROBLEMS, entries=tuple(entries), recommended=recommended)
+def searched(entries: Sequence[Entry], recommended: Mapping[str, Assignment]) -> MeasuredSearch:
+    return MeasuredSearch(problems=PROBLEMS, entries=tuple(entries), recommended=recommended)
 
 
 def test_an_iteration_is_the_sum_of_the_medians_each_times_its_count():

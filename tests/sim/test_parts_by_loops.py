@@ -11,7 +11,7 @@ from lagom_overlap.cost.profile import load_profile
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.sim.columns import Columns
 from lagom_overlap.sim.framework import FrameworkModel
-from lagom_overlap.sim.step_parts import SimulatedStep, Waits, parts_of
+from lagom_overlap.sim.step_parts import SimulatedStep, StepWaits, parts_of
 from lagom_overlap.workload.models import load_model
 from lagom_overlap.workload.ops import CommOp, Phase
 from lagom_overlap.workload.parallel import ParallelLayout, PipelineSchedule
@@ -47,7 +47,9 @@ def test_parts_are_those_of_loops_over_all_pairs_of_operators(framework: str) ->
     host_s = price.host_s(columns)
     starts_s, ends_s = map(np.array, price.simulator(step, columns=columns, host_s=host_s).run_as(lambda op: None))
     parts = parts_of(
-        SimulatedStep(columns=columns, waits=Waits(*step.earlier()), starts_s=starts_s, ends_s=ends_s, host_s=host_s),
+        SimulatedStep(
+            columns=columns, waits=StepWaits(*step.earlier()), starts_s=starts_s, ends_s=ends_s, host_s=host_s
+        ),
         price,
         layout.chunks,
         waits_for_sends=not layout.overlap_p2p,

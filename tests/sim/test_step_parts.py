@@ -8,7 +8,7 @@ import pytest
 
 from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.sim.columns import Columns
-from lagom_overlap.sim.step_parts import SimulatedStep, Waits, parts_of
+from lagom_overlap.sim.step_parts import SimulatedStep, StepWaits, parts_of
 from lagom_overlap.workload import CommOp, CompOp, Iteration, MemoryBound, Op, Origin, Phase
 from lagom_overlap.workload.streams import COMPUTE
 
@@ -35,7 +35,7 @@ def charged(rows: list[tuple[Op, float, float]], waits: dict[str, tuple[str, ...
         distances += [one - at for one in waited]
     step = SimulatedStep(
         columns=Columns(Iteration("x", ops)),
-        waits=Waits(numbers, distances),
+        waits=StepWaits(numbers, distances),
         starts_s=np.array(starts, float),
         ends_s=np.array(ends, float),
         host_s=np.zeros(len(ops)),

@@ -12,9 +12,9 @@ from lagom_overlap.jobfile.spec import parse_job
 from lagom_overlap.report.what_if import what_if_parts
 from lagom_overlap.sim.what_if import (
     LEAST,
-    Asked,
+    AskedChange,
+    GainEstimate,
     Spent,
-    Verdict,
     WhatIf,
     error_s,
     interval_text,
@@ -30,23 +30,23 @@ ERROR_S = 0.033 * 0.2 + 0.087 * 0.1
 
 
 def asked(after_s: float) -> WhatIf:
-    return what_if(Asked("x", "y"), BEFORE, Spent(step_s=after_s, overlapped_s=0.2, exposed_s=0.1))
+    return what_if(AskedChange("x", "y"), BEFORE, Spent(step_s=after_s, overlapped_s=0.2, exposed_s=0.1))
 
 
 @pytest.mark.parametrize(
     ("after_s", "verdict"),
     [
-        (0.98, Verdict.GAIN),
-        (0.99, Verdict.WITHIN_ERROR),
-        (0.997, Verdict.NO_GAIN),
-        (1.0, Verdict.NO_GAIN),
-        (1.003, Verdict.NO_GAIN),
-        (1.01, Verdict.WITHIN_ERROR),
-        (1.02, Verdict.LOSS),
+        (0.98, GainEstimate.GAIN),
+        (0.99, GainEstimate.WITHIN_ERROR),
+        (0.997, GainEstimate.NO_GAIN),
+        (1.0, GainEstimate.NO_GAIN),
+        (1.003, GainEstimate.NO_GAIN),
+        (1.01, GainEstimate.WITHIN_ERROR),
+        (1.02, GainEstimate.LOSS),
     ],
 )
 def test_a_verdict_needs_more_than_the_models_error_and_more_than_steps_differ_by(
-    after_s: float, verdict: Verdict
+    after_s: float, verdict: GainEstimate
 ) -> None:
     found = asked(after_s)
     assert found.verdict is verdict
@@ -75,7 +75,7 @@ def channel_answers(model: str, seq_len: int, nodes: int, parallel: dict[str, ob
     }
     result = run_simulate(SimulateRequest(job=Job(parse_job(job, "job.toml"))))
     answers = [answer for answer in result.what_ifs if "channels" in answer.change]
-    assert not any(answer.verdict is Verdict.GAIN for answer in answers)
+    assert not any(answer.verdict is GainEstimate.GAIN for answer in answers)
     assert whether(answers).startswith(("No gain", "No change"))
     return answers
 
@@ -101,13 +101,13 @@ def test_a_flag_that_hides_what_shows_is_a_gain() -> None:
         "parallel": parallel,
     }
     result = run_simulate(SimulateRequest(job=Job(parse_job(job, "job.toml"))))
-    gains = {answer.change: answer for answer in result.what_ifs if answer.verdict is Verdict.GAIN}
+    gains = {answer.change: answer for answer in result.what_ifs if answer.verdict is GainEstimate.GAIN}
     assert "tensor parallelism in parts" in gains
     other = parse_job(job | {"parallel": parallel | {"overlap_tensor": True}}, "job.toml")
     switched = run_simulate(SimulateRequest(job=Job(other)))
     predicted_s = result.iteration_s - gains["tensor parallelism in parts"].gain_s
     assert switched.iteration_s == pytest.approx(predicted_s)
-    assert all(abs(a.share) < LEAST for a in result.what_ifs if a.verdict is Verdict.NO_GAIN)
+    assert all(abs(a.share) < LEAST for a in result.what_ifs if a.verdict is GainEstimate.NO_GAIN)
 
 
 def test_parameters_are_asked_for_behind_forward_where_megatron_can_gather_them_so() -> None:
@@ -145,7 +145,7 @@ def test_parameters_kept_after_forward_gain_what_the_planner_of_fsdp2_predicts()
     kept = next(switch for switch in planned.fsdp2.switches if "reshard_after_forward" in switch.switch)
     assert found.gain_s == pytest.approx(kept.without_s - kept.with_s, rel=1e-9)
     assert result.iteration_s == pytest.approx(kept.without_s, rel=1e-9)
-    assert found.verdict is Verdict.GAIN
+    assert found.verdict is GainEstimate.GAIN
     assert "GB per GPU" in found.change
     assert found.apply.startswith("fully_shard(..., reshard_after_forward=False)")
     same = parse_job(raw | {"parallel": {"fsdp": 64, "zero_stage": 2}}, "job.toml")
@@ -194,7 +194,7 @@ def test_no_flag_is_offered_that_the_framework_lacks(framework: str, stage: int,
 
 @pytest.mark.parametrize("width", [60, 80])
 def test_a_terminal_shows_what_one_would_set(width: int) -> None:
-    asked = Asked("gradients reduced during the last backward", "--x; y", "[parallel] overlap_gradients = true")
+    asked = AskedChange("gradients reduced during the last backward", "--x; y", "[parallel] overlap_gradients = true")
     answer = what_if(asked, BEFORE, Spent(step_s=1.0004, overlapped_s=0.2, exposed_s=0.1))
     console = Console(width=width, record=True, file=io.StringIO())
     console.print(*what_if_parts([answer], has_job=True))

@@ -19,8 +19,8 @@ from lagom_overlap.tuners.model_based.model import (
     NUM_SHARED,
     SPOT_SD,
     ComputeModel,
-    Fit,
     Misfit,
+    ModelFit,
     Prior,
 )
 from lagom_overlap.tuners.model_based.search_space import Floats, Ints, Record, SearchSpace, distances, step_likeness
@@ -144,7 +144,7 @@ def finish_times(pace: Pace, under: Sequence[Floats], comm_s: Sequence[Floats]) 
     return np.asarray(finish + pace.rest_s(done))
 
 
-def fit(predict: Predict, observed: Floats, *, sd: Floats, prior: Prior, start: Floats, num_steps: int = 8) -> Fit:
+def fit(predict: Predict, observed: Floats, *, sd: Floats, prior: Prior, start: Floats, num_steps: int = 8) -> ModelFit:
     """The fits from starts (S, P) to D observed logarithms of standard deviations `sd`."""
     num_starts, num_params = start.shape
     params, damping = start.copy(), np.full(num_starts, 1e-3)
@@ -171,7 +171,7 @@ def fit(predict: Predict, observed: Floats, *, sd: Floats, prior: Prior, start: 
             break
     jacobian = np.swapaxes((values[:, 1:] - values[:, :1]) / STEP, 1, 2) / sd[:, None]
     normal = np.swapaxes(jacobian, 1, 2) @ jacobian + np.diag(prior.sd**-2)
-    return Fit(params=params, covariance=np.asarray(np.linalg.inv(normal), dtype=np.float64), cost=cost)
+    return ModelFit(params=params, covariance=np.asarray(np.linalg.inv(normal), dtype=np.float64), cost=cost)
 
 
 def _cost(values: Floats, params: Floats, observed: Floats, sd: Floats, prior: Prior) -> Floats:
@@ -300,7 +300,7 @@ class Surrogate:
 
 def fit_wire(  # noqa: PLR0917
     search_space: SearchSpace, record: Record, sigma: float, prior: Prior, start: Floats, misfit: Misfit
-) -> Fit:
+) -> ModelFit:
     """The wire's constants."""
     lattices, num_comms = search_space.lattices, len(search_space.lattices)
     channels = gather([lattice.channels for lattice in lattices], record.places).ravel()
@@ -324,7 +324,7 @@ def fit_body(  # noqa: PLR0917
     prior: Prior,
     start: Floats,
     wire: Floats,
-) -> Fit:
+) -> ModelFit:
     """The computations' constants for several SM counts, from starts (S, P)."""
     lattices = search_space.lattices
     channels = gather([lattice.channels for lattice in lattices], record.places)

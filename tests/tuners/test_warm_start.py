@@ -11,7 +11,7 @@ from toy_overlap import Run, drive, measured, problem
 
 from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, ConfigSpace, Protocol, Subspace
 from lagom_overlap.tuners.model_based import ModelBased
-from lagom_overlap.tuners.model_based.model import NUM_SHARED, Fit, Prior, wire_prior
+from lagom_overlap.tuners.model_based.model import NUM_SHARED, ModelFit, Prior, wire_prior
 from lagom_overlap.tuners.model_based.posterior import BETWEEN_GROUPS, Pool
 from lagom_overlap.tuners.model_based.search_space import Surfaces, search_space_of
 from lagom_overlap.tuners.model_based.tuner import WAY_SD, earlier_pool, first_probe
@@ -101,11 +101,11 @@ def test_evidence_is_the_probability_of_the_data_for_a_linear_model() -> None:
     """y_i = a + noise, a normal: both known in closed form; Laplace is exact there, but for a constant of the data."""
     data, noise = np.array([1.2, 0.8, 1.1]), 0.3
 
-    def fitted(prior: Prior) -> Fit:
+    def fitted(prior: Prior) -> ModelFit:
         precision = len(data) / noise**2 + prior.sd[0] ** -2
         best = (data.sum() / noise**2 + prior.mean[0] * prior.sd[0] ** -2) / precision
         cost = 0.5 * (((data - best) / noise) ** 2).sum() + 0.5 * ((best - prior.mean[0]) / prior.sd[0]) ** 2
-        return Fit(params=np.array([[best]]), covariance=np.array([[[1 / precision]]]), cost=np.array([cost]))
+        return ModelFit(params=np.array([[best]]), covariance=np.array([[[1 / precision]]]), cost=np.array([cost]))
 
     def log_probability(prior: Prior) -> float:
         covariance = noise**2 * np.eye(3) + prior.sd[0] ** 2 * np.ones((3, 3))

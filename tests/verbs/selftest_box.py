@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from lagom_overlap.collective import Algorithm, CollectiveKind, CommConfig, Protocol
-from lagom_overlap.cost.measured_surface import Point, Setting, Spread
+from lagom_overlap.cost.measured_surface import InjectorSetting, Point, TimeSpread
 from lagom_overlap.engines.nccl.base import Benches, Facts, Reading
 from lagom_overlap.nccl_plugin.box import Box
 from lagom_overlap.nccl_plugin.record_log import Implementation, RecordedChunk, RecordLog
@@ -98,9 +98,9 @@ class StandInContention:
         return Point.build(
             "nccl",
             "gemm_cublas_4096x4096x4096",
-            Setting(injector=kind, num_channels=num_channels, num_ranks=2, message_bytes=256 * MIB),
-            during=Spread.of([slow, slow]),
-            solo=Spread.of([alone, alone]),
+            InjectorSetting(injector=kind, num_channels=num_channels, num_ranks=2, message_bytes=256 * MIB),
+            during=TimeSpread.of([slow, slow]),
+            solo=TimeSpread.of([alone, alone]),
             covered=True,
             num_repeats=2,
             num_launches=8,

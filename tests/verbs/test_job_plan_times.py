@@ -16,7 +16,7 @@ from lagom_overlap.jobfile.spec import TimesSource, read_job
 from lagom_overlap.planners.base import PlanProblem
 from lagom_overlap.planners.predict import predict
 from lagom_overlap.verbs import plan_problem
-from lagom_overlap.verbs.plan_problem import Asked, read_input
+from lagom_overlap.verbs.plan_problem import PlanFlags, read_input
 from lagom_overlap.verbs.plan_proportional import ProportionalTimes
 from lagom_overlap.verbs.plan_times import TimesWish, from_ranks, from_trace
 from lagom_overlap.workload import CommOp, CompOp, Gemm, Iteration, MemoryBound, Origin, ShardSpec, TensorUse
@@ -64,7 +64,7 @@ def job(tmp_path, monkeypatch):
 
 @pytest.mark.torch
 def test_a_trace_of_the_program_gives_every_operator_its_time(job):
-    given = read_input(job, Asked(times=str(OURS)))
+    given = read_input(job, PlanFlags(times=str(OURS)))
     assert given.ranks is None
     found = given.times
     assert (found.source, found.num_steps, found.is_gpu, found.num_in_order) == ("trace", 3, False, 118)
@@ -79,7 +79,7 @@ def test_a_trace_of_the_program_gives_every_operator_its_time(job):
 @pytest.mark.torch
 def test_the_step_as_it_ran_takes_about_what_the_trace_says(job):
     """The program waits on the spot: its prediction is the sum of its operators, the trace's steps hold calls too."""
-    given = read_input(job, Asked(times=str(OURS)))
+    given = read_input(job, PlanFlags(times=str(OURS)))
     predicted_s = predict(given.problem, given.issued).overlap.makespan_s
     assert predicted_s == pytest.approx(sum(given.problem.times.seconds(op) for op in given.issued.ops), rel=1e-3)
     import gzip
@@ -97,9 +97,9 @@ def test_the_key_is_seen_from_the_job_file_and_the_flag_from_here(job, monkeypat
     (tmp_path / "here").mkdir()
     shutil.copy(OURS, tmp_path / "here" / "other.json.gz")
     monkeypatch.chdir(tmp_path / "here")
-    assert read_input(job, Asked(times="other.json.gz")).times.file == "other.json.gz"
+    assert read_input(job, PlanFlags(times="other.json.gz")).times.file == "other.json.gz"
     with pytest.raises(JobError, match=r"times is 'trace.json.gz': no such file; allowed: model, measure, or a trace"):
-        read_input(job, Asked(times="trace.json.gz"))
+        read_input(job, PlanFlags(times="trace.json.gz"))
 
 
 @pytest.mark.torch

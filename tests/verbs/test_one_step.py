@@ -24,7 +24,7 @@ from lagom_overlap.jobfile.whole_step import WholeStep
 from lagom_overlap.planners.simulated import simulated
 from lagom_overlap.planners.times import ModelTimes
 from lagom_overlap.verbs.compare import CompareRequest, run_compare
-from lagom_overlap.verbs.plan_problem import Asked, PlanInput, read_input
+from lagom_overlap.verbs.plan_problem import PlanFlags, PlanInput, read_input
 from lagom_overlap.verbs.simulate import SimulateRequest, SimulateResult, run_simulate
 from lagom_overlap.verbs.tune import TuneRequest, run_tune
 from lagom_overlap.workload import Attention, Gemm, Iteration, MemoryBound, find_overlap_groups
@@ -170,7 +170,7 @@ def test_a_capture_on_a_named_cluster_is_priced_as_in_a_job(tmp_path: Path) -> N
     )
     work = Attention(batch=2, num_heads=32, seq_len=4096, head_dim=128)
     found = []
-    for source, asked in (("step.json.gz", Asked(cluster="h100_dgx")), ("job.toml", None)):
+    for source, asked in (("step.json.gz", PlanFlags(cluster="h100_dgx")), ("job.toml", None)):
         times = read_input(tmp_path / source, asked).problem.times
         assert isinstance(times, ModelTimes)
         found.append(times.price.model.kernel_seconds(times.price.model.kernel(work)))

@@ -13,7 +13,7 @@ from lagom_overlap.hardware import load_preset
 from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.spec import read_job
 from lagom_overlap.planners.base import PlanProblem
-from lagom_overlap.planners.deadline import Work
+from lagom_overlap.planners.deadline import SearchBudget
 from lagom_overlap.planners.effects import MIN_GAIN, SwitchAdvice
 from lagom_overlap.planners.megatron.flags import MegatronFlags, TensorOverlap
 from lagom_overlap.planners.simulated import simulated
@@ -145,8 +145,8 @@ def test_a_spent_budget_leaves_switches_untried_and_says_so(tmp_path: Path) -> N
     path = tmp_path / "job.toml"
     path.write_text(JOB + "zero_stage = 1\nglobal_batch = 4\n")
     given = read_input(path)
-    whole = megatron_plan(replace(given.problem, work=Work(40)), given.num_ranks)
-    cut = megatron_plan(replace(given.problem, work=Work(1e-6)), given.num_ranks)
+    whole = megatron_plan(replace(given.problem, work=SearchBudget(40)), given.num_ranks)
+    cut = megatron_plan(replace(given.problem, work=SearchBudget(1e-6)), given.num_ranks)
     assert UNTRIED in cut.plan.notes
     assert UNTRIED not in whole.plan.notes
     assert whole.effects.switches

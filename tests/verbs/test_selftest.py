@@ -13,7 +13,7 @@ from selftest_box import BOX, StandInBench, stand_in
 from lagom_overlap.collective import Algorithm, CollectiveKind, CommConfig, Protocol
 from lagom_overlap.cost.measured_surface import Point
 from lagom_overlap.errors import BackendError
-from lagom_overlap.nccl_plugin.capability import Outcome, find_map, read_map
+from lagom_overlap.nccl_plugin.capability import SettingOutcome, find_map, read_map
 from lagom_overlap.report.selftest.terminal import closing_words
 from lagom_overlap.results.selftest import SelfTestResult
 from lagom_overlap.units import KIB, MIB
@@ -43,17 +43,17 @@ def test_every_setting_is_told_as_asked_and_as_it_ran(tmp_path: Path) -> None:
     ]
     by_chunk = {row.asked.chunk_bytes: row for row in mine if row.asked.chunk_bytes}
     assert {size // KIB: by_chunk[size].outcome for size in by_chunk} == {
-        64: Outcome.AS_ASKED,
-        128: Outcome.AS_ASKED,
-        256: Outcome.AS_ASKED,
-        512: Outcome.AS_ASKED,
-        1024: Outcome.ALIASED,
-        2048: Outcome.ALIASED,
+        64: SettingOutcome.AS_ASKED,
+        128: SettingOutcome.AS_ASKED,
+        256: SettingOutcome.AS_ASKED,
+        512: SettingOutcome.AS_ASKED,
+        1024: SettingOutcome.ALIASED,
+        2048: SettingOutcome.ALIASED,
     }
     assert by_chunk[2 * MIB].ran.chunk_bytes == 512 * KIB
     by_channels = {row.asked.num_channels: row for row in mine if not row.asked.chunk_bytes}
-    assert [by_channels[n].outcome for n in (1, 2, 4, 8, 16)] == [Outcome.AS_ASKED] * 5
-    assert by_channels[32].outcome is Outcome.CLAMPED
+    assert [by_channels[n].outcome for n in (1, 2, 4, 8, 16)] == [SettingOutcome.AS_ASKED] * 5
+    assert by_channels[32].outcome is SettingOutcome.CLAMPED
     assert by_channels[32].ran.num_channels == 24
 
 
@@ -214,7 +214,7 @@ def test_a_map_of_emulated_gpus_stays_out_of_the_cache_whatever_their_results(tm
     """A box with such GPUs would go by it."""
     environment = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "LAGOM_EMULATION_SOCKET": "/tmp/clock"}
     result = run_on_stand_in(tmp_path, environment=environment)
-    assert Outcome.AS_ASKED in {row.outcome for row in result.rows}
+    assert SettingOutcome.AS_ASKED in {row.outcome for row in result.rows}
     assert result.map_path is None
     assert any("these GPUs are emulated" in note for note in result.notes)
     assert not (tmp_path / "cache").exists()

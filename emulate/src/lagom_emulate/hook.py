@@ -54,7 +54,7 @@ def _begin(torch: ModuleType) -> None:
         )
         raise SystemExit(WITHOUT_CUDA)
     try:
-        device = Device(ctypes.CDLL(_DEVICE))
+        device = DriverFunctions(ctypes.CDLL(_DEVICE))
         if os.environ.get("LAGOM_EMULATION_PYTHON_CLOCK") == "virtual":
             _read_virtual_time(device)
         groups = groups_of_job(torch, device)
@@ -76,7 +76,7 @@ def _complain_of_values(operator: str, error: BaseException) -> None:
     write_lines(f"lagom emulate: values of {operator} are not computed (process {os.getpid()}): {text}")
 
 
-class Device:
+class DriverFunctions:
     """The emulated driver's own functions."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -149,7 +149,7 @@ class Device:
         return int(self._host_ns())
 
 
-def _read_virtual_time(device: Device) -> None:
+def _read_virtual_time(device: DriverFunctions) -> None:
     """Clocks that measure read virtual time from here on; `monotonic`, by which programs time out, stays real."""
     wall_ns, host_ns = time.time_ns(), device.host_ns()
     readings: dict[str, Callable[[], float]] = {
@@ -173,7 +173,7 @@ class Hook:
     """Describes operators and marks steps in one process."""
 
     def __init__(
-        self, torch: Any, device: Device, values: Values | None = None, groups: SymmetricGroups | None = None
+        self, torch: Any, device: DriverFunctions, values: Values | None = None, groups: SymmetricGroups | None = None
     ) -> None:
         self._torch, self._device, self._values, self._groups = torch, device, values, groups
         self._has_backward = self._sees_backward = False

@@ -38,7 +38,7 @@ _sources: dict[int, tuple[Any, KernelSource | None]] = {}
 """By kernel, which is kept so that its number is not given again."""
 
 
-class Described(Protocol):
+class InductorHook(Protocol):
     """What this module asks of the hook."""
 
     def describe_kernel(self, fields: Mapping[str, Any] | None) -> None:
@@ -48,7 +48,7 @@ class Described(Protocol):
         """Leaves zeros in a tensor of the GPU that a kernel should have written."""
 
 
-def watch(described: Described) -> None:
+def watch(described: InductorHook) -> None:
     """Once the job has loaded Inductor: each launch of a kernel that is known is described."""
     after_import(_HEURISTICS, lambda module: _wrap(module, described))
     after_import(_CHOICES, _take_first)
@@ -60,7 +60,7 @@ def _take_first(module: ModuleType) -> None:
         add(lambda choices: choices[:1])
 
 
-def _wrap(module: ModuleType, hook: Described) -> None:
+def _wrap(module: ModuleType, hook: InductorHook) -> None:
     kernel = getattr(module, "CachingAutotuner", None)
     run = getattr(kernel, "run", None)
     if kernel is None or run is None:
@@ -118,7 +118,7 @@ def _source_of(kernel: Any) -> KernelSource | None:
     return source[1]
 
 
-def _clear(kernel: Any, args: Sequence[Any], hook: Described) -> None:
+def _clear(kernel: Any, args: Sequence[Any], hook: InductorHook) -> None:
     name = _name_of(kernel)
     if _TEMPLATE.match(name) or not name.startswith(_OWN):
         return

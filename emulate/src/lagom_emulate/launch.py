@@ -257,7 +257,7 @@ class _Host:
         return word, int(number)
 
 
-class Job:
+class LaunchedJob:
     """The command as children, one for each host's environment; `end` leaves no process of it, nor does our own end.
 
     Where it has failed on a host, what is left of it there and on the others has some seconds to end by itself.

@@ -22,14 +22,14 @@ from lagom_emulate.prices import CostModelPrices
 from lagom_emulate.processes import Activity, JobWork, launch_queues_of, local_world_size_of, rank_of
 from lagom_emulate.protocol import (
     VERSION,
-    Decoder,
     Describe,
-    Hello,
     Host,
     Op,
+    ProcessHello,
     ProtocolError,
     Query,
     Record,
+    RecordDecoder,
     Wait,
     completed,
     refused,
@@ -52,7 +52,7 @@ _PEER: Final = struct.Struct("iII")
 class _Connection:
     socket: socket.socket
     pid: int
-    decoder: Decoder = field(default_factory=Decoder)
+    decoder: RecordDecoder = field(default_factory=RecordDecoder)
     out: bytearray = field(default_factory=bytearray)
     rank: int | None = None
     activity: Activity | None = None
@@ -196,7 +196,7 @@ class EmulationServer:
         rank = connection.rank
         if not isinstance(record, Query) or record.advances:  # a watchdog asks whether anybody lives or not
             self._heard_s = connection.heard_s = monotonic()
-        if isinstance(record, Hello):
+        if isinstance(record, ProcessHello):
             self._greet(connection, record)
             return
         if rank is None:
@@ -216,7 +216,7 @@ class EmulationServer:
             case Host():
                 self._coordinator.host(rank, record)
 
-    def _greet(self, connection: _Connection, hello: Hello) -> None:
+    def _greet(self, connection: _Connection, hello: ProcessHello) -> None:
         if connection.rank is not None:
             raise ProtocolError("a second HELLO")
         if self._is_symmetric and local_world_size_of(connection.pid) is None:

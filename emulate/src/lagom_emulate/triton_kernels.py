@@ -15,7 +15,7 @@ from lagom_overlap.after_import import after_import
 _LAUNCHER: Final = "triton.runtime.jit"
 
 
-class Described(Protocol):
+class TritonHook(Protocol):
     """What this module asks of the hook."""
 
     def describe_kernel(self, fields: Mapping[str, Any] | None) -> None:
@@ -25,12 +25,12 @@ class Described(Protocol):
         """A registered formula for flops."""
 
 
-def watch(described: Described) -> None:
+def watch(described: TritonHook) -> None:
     """Once the job has loaded Triton: each launch is described."""
     after_import(_LAUNCHER, lambda module: _wrap(module, described))
 
 
-def _wrap(module: ModuleType, described: Described) -> None:
+def _wrap(module: ModuleType, described: TritonHook) -> None:
     kernel = getattr(module, "JITFunction", None)
     run = getattr(kernel, "run", None)
     if kernel is None or run is None:
@@ -50,7 +50,7 @@ def _wrap(module: ModuleType, described: Described) -> None:
 
 
 def _fields(
-    kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any], grid: Any, described: Described
+    kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any], grid: Any, described: TritonHook
 ) -> dict[str, Any] | None:
     name = str(getattr(kernel, "__name__", "kernel"))
     fields = floor_of(name, (*args, *kwargs.values()))

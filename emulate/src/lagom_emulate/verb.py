@@ -10,8 +10,8 @@ from typing import Final
 
 from lagom_emulate.coordinator import Coordinator
 from lagom_emulate.launch import (
-    Job,
     JobFolder,
+    LaunchedJob,
     emulated_libraries,
     gpu_text,
     host_environments,
@@ -263,7 +263,7 @@ def _run(
     prices, recorder = CostModelPrices(model), Recorder()
     disturbance = settings if settings.disturbs else None
     coordinator = Coordinator(prices, recorder.add, disturbance)
-    job: Job | None = None
+    job: LaunchedJob | None = None
     with EmulationServer(
         folder.socket,
         coordinator,
@@ -274,7 +274,7 @@ def _run(
         stall_s=settings.stall_s,
         is_symmetric=request.is_symmetric,
     ) as server:
-        job = Job(request.command, environments, folder, quiet_stdout=request.is_quiet)
+        job = LaunchedJob(request.command, environments, folder, quiet_stdout=request.is_quiet)
         try:
             server.serve()
             exit_code = job.exit_code

@@ -20,7 +20,7 @@ from lagom_overlap.analysis.traced_job import TracedGroup
 from lagom_overlap.collective import CommConfig
 from lagom_overlap.cost import ContentionModel
 from lagom_overlap.cost.fit import Constant, Fit, fit_constants
-from lagom_overlap.cost.profile import ByLink, ByProtocol, Links
+from lagom_overlap.cost.profile import ByLink, ByProtocol, LinkSource
 from lagom_overlap.sim import GroupSimulator
 
 MAX_GROUPS: Final = 6
@@ -67,7 +67,7 @@ def model_with(model: ContentionModel, values: Mapping[str, float]) -> Contentio
         replace(cluster, intra=wires["intra"], inter=wires["inter"]),
         replace(
             profile,
-            links=Links.STATED,  # the trace's own wire takes the place of a published one
+            links=LinkSource.STATED,  # the trace's own wire takes the place of a published one
             fitted={cluster.gpu.name: known},
             amplification=values["amplification"],
             slice_overhead_s=_scaled_link(profile.slice_overhead_s, latency),

@@ -26,7 +26,7 @@ from lagom_overlap.sim.what_if import (
     COPY_ENGINES,
     MOST_CHANNELS,
     PROTOCOLS,
-    Asked,
+    AskedChange,
     Spent,
     WhatIf,
     best_first,
@@ -86,11 +86,11 @@ def _groups(findings: Findings, groups: Sequence[TraceGroup], model: ContentionM
     return found
 
 
-def _changes() -> Iterator[tuple[Asked, _Change]]:
+def _changes() -> Iterator[tuple[AskedChange, _Change]]:
     for most in MOST_CHANNELS:
-        yield Asked.channels(most), _capped(most)
+        yield AskedChange.channels(most), _capped(most)
     for protocol in PROTOCOLS:
-        yield Asked.protocol(protocol), _with_protocol(protocol)
+        yield AskedChange.protocol(protocol), _with_protocol(protocol)
     yield COPY_ENGINES, _copied
 
 

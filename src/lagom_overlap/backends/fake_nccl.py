@@ -145,7 +145,7 @@ class Rehearsal:
         self._comms.clear()
         self._remove()
 
-    def _largest_chunk(self, collective: Collective, outcome: host.Outcome) -> int | None:
+    def _largest_chunk(self, collective: Collective, outcome: host.CallOutcome) -> int | None:
         """The largest chunk that the model knows for what was chosen, which for rings and trees is NCCL's own."""
         way = (outcome.algorithm, outcome.protocol, None)
         spaces = (s for s in self._model.space(collective).subspaces if (s.algorithm, s.protocol, s.transport) == way)

@@ -15,7 +15,7 @@ from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.report.plan.terminal import plan_summary
 from lagom_overlap.stderr import write_lines
 from lagom_overlap.verbs.plan import PlanRequest, check_request, run_plan, step_check
-from lagom_overlap.verbs.plan_problem import Asked, read_input
+from lagom_overlap.verbs.plan_problem import PlanFlags, read_input
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
             on_progress=_Shown(status),
         )
         check_request(request)
-        asked = Asked(
+        asked = PlanFlags(
             cluster=arguments.cluster, times=arguments.times, execute=request.execute, check=step_check(request)
         )
         given = read_input(arguments.job, asked)

@@ -2,13 +2,13 @@
 
 from lagom_overlap.cost.communication import CollectiveCost
 from lagom_overlap.cost.model import ContentionModel, RunningTimes
-from lagom_overlap.cost.profile import Collectives, Links, Profile, load_profile, profile_names
+from lagom_overlap.cost.profile import Collectives, LinkSource, Profile, load_profile, profile_names
 
 __all__ = [
     "CollectiveCost",
     "Collectives",
     "ContentionModel",
-    "Links",
+    "LinkSource",
     "Profile",
     "RunningTimes",
     "load_profile",

@@ -61,7 +61,7 @@ from lagom_overlap.cost.nccl_algorithms import (
     protocols_of,
     table_ways,
 )
-from lagom_overlap.cost.profile import Links, Profile
+from lagom_overlap.cost.profile import LinkSource, Profile
 from lagom_overlap.errors import SpaceError
 from lagom_overlap.hardware import Cluster, Link, LinkKind
 from lagom_overlap.units import KIB
@@ -222,7 +222,7 @@ def collective_cost(collective: Collective, config: CommConfig, cluster: Cluster
 
 def _measured(collective: Collective, cluster: Cluster, profile: Profile) -> FittedLink | None:
     """The link that NCCL's model is taken on: the measured one; over nodes, where nobody measured, the stated wire."""
-    if profile.links is Links.STATED:
+    if profile.links is LinkSource.STATED:
         return None
     measured = link_of(cluster, collective.num_ranks, collective.num_nodes)
     over_nodes = cluster.num_nodes_of(collective.num_ranks, collective.num_nodes) > 1

@@ -24,7 +24,7 @@ class Provenance(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
+class TimeSpread:
     """Median and quartiles of repeated timings, seconds."""
 
     median_s: float
@@ -32,7 +32,7 @@ class Spread:
     q75_s: float
 
     @classmethod
-    def of(cls, times_s: Sequence[float]) -> "Spread":
+    def of(cls, times_s: Sequence[float]) -> "TimeSpread":
         """Inclusive quartiles of at least two timings."""
         if len(times_s) < 2:
             raise ValueError(f"need at least two timings for quartiles, got {len(times_s)}")
@@ -41,7 +41,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class InjectorSetting:
     """What runs during the victim. `num_channels` is per rank; a knob that an injector lacks is None."""
 
     injector: str
@@ -92,7 +92,7 @@ class Point:
     error: str | None
 
     @classmethod
-    def failed(cls, stage: str, victim: str, setting: Setting, error: str) -> "Point":
+    def failed(cls, stage: str, victim: str, setting: InjectorSetting, error: str) -> "Point":
         """A row that says why there is no time."""
         return cls.build(stage, victim, setting, error=error)
 
@@ -101,10 +101,10 @@ class Point:
         cls,
         stage: str,
         victim: str,
-        setting: Setting,
+        setting: InjectorSetting,
         *,
-        during: Spread | None = None,
-        solo: Spread | None = None,
+        during: TimeSpread | None = None,
+        solo: TimeSpread | None = None,
         covered: bool = False,
         num_held_sms: int | None = None,
         injector_bytes_per_s: float | None = None,
@@ -143,7 +143,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surface:
+class ContentionSurface:
     """All points of one run, with the machine that gave them."""
 
     provenance: Provenance
@@ -165,7 +165,7 @@ class Surface:
         return as_json, as_csv
 
     @classmethod
-    def read(cls, path: Path) -> "Surface":
+    def read(cls, path: Path) -> "ContentionSurface":
         """The surface of a JSON file written by `write`. An unknown column is a TypeError."""
         raw = json.loads(path.read_text())
         return cls(

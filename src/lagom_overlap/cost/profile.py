@@ -34,7 +34,7 @@ class Collectives(StrEnum):
     PAPER = "paper"
 
 
-class Links(StrEnum):
+class LinkSource(StrEnum):
     """Which bandwidth and latency a link has: as measured where somebody measured it, or as the cluster states them."""
 
     MEASURED = "measured"
@@ -128,7 +128,7 @@ class Profile:
     name: str
     label: str
     collectives: Collectives
-    links: Links
+    links: LinkSource
 
     # Communication alone.
     thread_scale: float

@@ -55,7 +55,7 @@ from lagom_overlap.engines.messages import (
     decode_command,
     encode,
 )
-from lagom_overlap.engines.presence import BeatStore, Presence, exit_with
+from lagom_overlap.engines.presence import BeatStore, SignOfLife, exit_with
 from lagom_overlap.interrupts import SIGNALS
 
 ENGINES: Final = "lagom_overlap.engines"
@@ -217,7 +217,7 @@ def follow(session: RankSession, control: Control) -> None:
 def _run_spawned(rank: int, num_ranks: int, *, joined: bool, engine: str) -> None:
     lines = CommandLines()
     reply = claim_stdout()
-    presence: Presence | None = None
+    presence: SignOfLife | None = None
     if joined:
         core, store, is_one_machine, presence = _meet_under_launcher(end=exit_with(1))
     else:
@@ -244,7 +244,7 @@ def _run_spawned(rank: int, num_ranks: int, *, joined: bool, engine: str) -> Non
 
 
 @contextmanager
-def _announced(presence: Presence | None) -> Iterator[None]:
+def _announced(presence: SignOfLife | None) -> Iterator[None]:
     """The others, on whatever machine, hear of an error in here; on the way out they may end."""
     try:
         yield
@@ -256,7 +256,7 @@ def _announced(presence: Presence | None) -> Iterator[None]:
         presence.close()
 
 
-def _meet_under_launcher(end: Callable[[str], None]) -> tuple[int, Store, bool, Presence]:
+def _meet_under_launcher(end: Callable[[str], None]) -> tuple[int, Store, bool, SignOfLife]:
     """This rank's core, the launcher's store, whether all ranks are on this machine, and how the ranks hear of them."""
     rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks))
@@ -268,7 +268,7 @@ def _meet_under_launcher(end: Callable[[str], None]) -> tuple[int, Store, bool, 
     def connect() -> BeatStore:
         return cast("BeatStore", PrefixStore("lagom/presence", store.clone()))
 
-    presence = Presence(connect, rank=rank, num_ranks=num_ranks, end=end)
+    presence = SignOfLife(connect, rank=rank, num_ranks=num_ranks, end=end)
     ours = PrefixStore("lagom", store)
     if rank == 0:
         ours.set("leader", socket.gethostname())

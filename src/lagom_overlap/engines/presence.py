@@ -39,7 +39,7 @@ class BeatStore(Protocol):
         """Writes if the value is the expected one."""
 
 
-class Presence:
+class SignOfLife:
     """One rank's sign of life, and its ear for the others'; `end` is called, once, with what is to be said."""
 
     def __init__(

@@ -25,7 +25,7 @@ from lagom_overlap.engines.fx.order_settings import keep_order
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import Cluster, load_preset
 from lagom_overlap.planners.base import Planner, PlanProblem
-from lagom_overlap.planners.deadline import Work
+from lagom_overlap.planners.deadline import SearchBudget
 from lagom_overlap.planners.ours import Ours
 from lagom_overlap.planners.predict import predict
 from lagom_overlap.planners.times import ModelTimes, NamedTimes
@@ -35,7 +35,7 @@ from lagom_overlap.workload.rewrite.steps import Rewrite
 PROFILE: Final = "plausible"
 _ANY_GPU: Final = "a40_nvlink"
 """The machine where none is named: with measured times its speed only scales pieces, which ours does not make."""
-DEFAULT_WORK: Final = Work(20.0)
+DEFAULT_WORK: Final = SearchBudget(20.0)
 """Of one graph; some five seconds of one core, and less where nothing more is to be gained."""
 _log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class PlannerDecision:
 
     cluster: Cluster
     planner: Planner = field(default_factory=lambda: Ours(split=False))
-    work: Work = DEFAULT_WORK
+    work: SearchBudget = DEFAULT_WORK
     prefetch: int | None = None
     memory_limit_bytes: int | None = None
 
@@ -121,7 +121,7 @@ def plan_compiled_graphs(
     decision = PlannerDecision(
         cluster=_cluster(cluster),
         planner=planner or Ours(split=False),
-        work=Work(million_steps, budget_s),
+        work=SearchBudget(million_steps, budget_s),
         prefetch=prefetch,
         memory_limit_bytes=memory_limit_bytes,
     )

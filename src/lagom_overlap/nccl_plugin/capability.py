@@ -37,7 +37,7 @@ _Small = Annotated[int, Meta(ge=1, le=4096)]
 _Release = Annotated[int, Meta(ge=0, le=999)]
 
 
-class Outcome(StrEnum):
+class SettingOutcome(StrEnum):
     """What became of a setting."""
 
     AS_ASKED = "as asked"
@@ -72,7 +72,7 @@ class MapRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     num_bytes: Annotated[int, Meta(ge=1, le=MAX_BYTES)]
     asked: Knobs
     ran: Knobs
-    outcome: Outcome
+    outcome: SettingOutcome
     time_s: Annotated[float, Meta(gt=0, lt=1e6)] | None = None
 
 
@@ -123,9 +123,9 @@ class CapabilityMap(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         if not mine:
             return None
         way = f"{asked.algorithm or 'its own algorithm'}/{asked.protocol or 'its own protocol'}"
-        if any(row.outcome is Outcome.WRONG for row in mine):
+        if any(row.outcome is SettingOutcome.WRONG for row in mine):
             return f"{way} gave wrong results on this box"
-        if all(row.outcome is Outcome.NOT_APPLIED for row in mine):
+        if all(row.outcome is SettingOutcome.NOT_APPLIED for row in mine):
             return f"{way} was not what ran on this box"
         return _refused_channels(mine, asked) or _refused_chunk(mine, asked)
 
@@ -155,28 +155,28 @@ def is_same_chunk(asked: int, ran: int, protocol: Protocol | None) -> bool:
     return ran == max(asked - asked % (grain := GRAIN_BYTES[protocol or Protocol.SIMPLE]), grain)
 
 
-def judged(asked: Knobs, ran: Knobs, *, is_right: bool) -> Outcome:
+def judged(asked: Knobs, ran: Knobs, *, is_right: bool) -> SettingOutcome:
     """What became of a setting; what was not told of a run is taken to be as asked."""
     if not is_right:
-        return Outcome.WRONG
+        return SettingOutcome.WRONG
     pairs = ((asked.algorithm, ran.algorithm), (asked.protocol, ran.protocol))
     if any(wished and found and wished != found for wished, found in pairs):
-        return Outcome.NOT_APPLIED
+        return SettingOutcome.NOT_APPLIED
     if asked.num_channels and ran.num_channels and asked.num_channels != ran.num_channels:
-        return Outcome.CLAMPED
+        return SettingOutcome.CLAMPED
     protocol = asked.protocol or ran.protocol
     if asked.chunk_bytes and ran.chunk_bytes and not is_same_chunk(asked.chunk_bytes, ran.chunk_bytes, protocol):
-        return Outcome.CLAMPED
-    return Outcome.AS_ASKED
+        return SettingOutcome.CLAMPED
+    return SettingOutcome.AS_ASKED
 
 
 def with_aliases(rows: Iterable[MapRow]) -> tuple[MapRow, ...]:
     """The rows, with those marked that ran exactly as a row of the same call that ran as asked."""
     kept = tuple(rows)
-    same = {(row.kind, row.num_bytes, row.ran) for row in kept if row.outcome is Outcome.AS_ASKED}
+    same = {(row.kind, row.num_bytes, row.ran) for row in kept if row.outcome is SettingOutcome.AS_ASKED}
     return tuple(
-        msgspec.structs.replace(row, outcome=Outcome.ALIASED)
-        if row.outcome is Outcome.CLAMPED and (row.kind, row.num_bytes, row.ran) in same
+        msgspec.structs.replace(row, outcome=SettingOutcome.ALIASED)
+        if row.outcome is SettingOutcome.CLAMPED and (row.kind, row.num_bytes, row.ran) in same
         else row
         for row in kept
     )

@@ -113,7 +113,7 @@ class HostCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class CallOutcome:
     """What became of a call: NCCL's choice after the tuner, the grid, the chunk of each channel group, and faults.
 
     `num_tuner_calls` counts getCollInfo, `num_chunk_calls` getChunkSize; `predicted_us` and the costs are in us.
@@ -152,14 +152,14 @@ class FakeComm:
         flat = [costs_us.get((a, p), -1.0) for a in ALGORITHMS for p in PROTOCOLS]
         self._library.fake_set_costs(self._pointer, (ctypes.c_float * 21)(*flat))
 
-    def group(self, *calls: HostCall, mode: HostMode = HostMode.PLAIN) -> list[Outcome]:
+    def group(self, *calls: HostCall, mode: HostMode = HostMode.PLAIN) -> list[CallOutcome]:
         """Enqueues the calls between ncclGroupStart and ncclGroupEnd, and launches them."""
         array = (_Call * len(calls))(*[_Call(c.num_bytes, KINDS.index(c.kind), c.op_and_type) for c in calls])
         results = (_Result * len(calls))()
         self._library.fake_group(self._pointer, array, len(calls), int(mode), results)
         return [_outcome(r) for r in results]
 
-    def run(self, kind: CollectiveKind, num_bytes: int, mode: HostMode = HostMode.PLAIN) -> Outcome:
+    def run(self, kind: CollectiveKind, num_bytes: int, mode: HostMode = HostMode.PLAIN) -> CallOutcome:
         """One call by itself."""
         return self.group(HostCall(kind, num_bytes), mode=mode)[0]
 
@@ -180,8 +180,8 @@ class FakeComm:
         self._pointer = 0
 
 
-def _outcome(r: _Result) -> Outcome:
-    return Outcome(
+def _outcome(r: _Result) -> CallOutcome:
+    return CallOutcome(
         algorithm=ALGORITHMS[r.algorithm],
         protocol=PROTOCOLS[r.protocol],
         max_channels=r.max_channels,

@@ -12,7 +12,7 @@ from typing import Protocol
 from lagom_overlap.collective import CommConfig
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import Cluster
-from lagom_overlap.planners.deadline import Deadline, Work
+from lagom_overlap.planners.deadline import Deadline, SearchBudget
 from lagom_overlap.planners.effects import SwitchAdvice
 from lagom_overlap.planners.megatron.flags import MegatronFlags
 from lagom_overlap.workload import Iteration, Op
@@ -53,7 +53,7 @@ class PlanProblem:
     prefetch: int | None = 3
     exact: bool = False
     budget_s: float = 10.0
-    work: Work | None = None
+    work: SearchBudget | None = None
     seed: int = 0
     issued: Iteration | None = None
     framework: str | None = None

@@ -45,7 +45,7 @@ def is_interrupted() -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class SearchBudget:
     """A budget in millions of steps. `limit_s` ends the search on the clock all the same, and then plans may differ."""
 
     million_steps: float
@@ -76,7 +76,7 @@ class Deadline:
         self._end_s = self._start_s + budget_s
 
     @classmethod
-    def of_work(cls, work: Work) -> "Deadline":
+    def of_work(cls, work: SearchBudget) -> "Deadline":
         """The end of so much work."""
         until_s = float("inf") if work.limit_s is None else monotonic() + work.limit_s
         return cls(1e6 * work.million_steps / STEPS_PER_S, _Meter(until_s))

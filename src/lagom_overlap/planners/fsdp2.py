@@ -16,7 +16,7 @@ from lagom_overlap.planners.deadline import Deadline
 from lagom_overlap.planners.effects import MIN_GAIN, SwitchAdvice
 from lagom_overlap.planners.memory import refuse_beyond
 from lagom_overlap.planners.schedule import lower_bound, task_graph
-from lagom_overlap.planners.simulated import SimulatedStep, simulated
+from lagom_overlap.planners.simulated import SimulatedPlan, simulated
 from lagom_overlap.units import format_memory
 from lagom_overlap.workload import Iteration
 from lagom_overlap.workload.fsdp2.reduced import is_reduced_in_more
@@ -39,7 +39,7 @@ class _Tried:
 
     settings: Fsdp2Settings
     iteration: Iteration
-    step: SimulatedStep
+    step: SimulatedPlan
 
 
 class Fsdp2:

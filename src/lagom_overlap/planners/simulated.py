@@ -40,7 +40,7 @@ class Simulation(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedStep:
+class SimulatedPlan:
     """Who runs when, and the most bytes held (resident memory included)."""
 
     timeline: Timeline
@@ -74,7 +74,7 @@ def simulation_of(problem: PlanProblem) -> Simulation:
 
 def simulated(
     problem: PlanProblem, iteration: Iteration, configs: Mapping[str, CommConfig] = NO_CONFIGS
-) -> SimulatedStep:
+) -> SimulatedPlan:
     """An iteration under a problem's times, in its order and on its streams; `configs` by name of its collectives.
 
     Raises:
@@ -93,7 +93,7 @@ def simulated(
     else:
         timeline = _alone(problem, iteration)
     spans = {span.name: (span.start_s, span.end_s) for span in timeline.spans}
-    return SimulatedStep(
+    return SimulatedPlan(
         timeline=timeline, peak_bytes=peak_of_spans(iteration, spans), simulation=simulation_of(problem)
     )
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from lagom_overlap.report.fitted import WIDTH, Fitted
 from lagom_overlap.sim.what_if import (
     LEAST,
-    Verdict,
+    GainEstimate,
     WhatIf,
     best_first,
     errors_text,
@@ -30,7 +30,7 @@ _MORE: Final = (
     "To choose several settings together: lagom plan JOB.toml for those of FSDP2 and Megatron-LM, lagom tune JOB.toml "
     "for those of each collective."
 )
-_CLASSES: Final = {Verdict.GAIN: "better", Verdict.LOSS: "worse"}
+_CLASSES: Final = {GainEstimate.GAIN: "better", GainEstimate.LOSS: "worse"}
 
 
 def what_if_parts(answers: Sequence[WhatIf], *, has_job: bool = False) -> list[RenderableType]:
@@ -50,7 +50,7 @@ def what_if_parts(answers: Sequence[WhatIf], *, has_job: bool = False) -> list[R
     if len(answers) > MAX_SHOWN:
         table.add_row(Text(f"and {len(answers) - MAX_SHOWN} more, none better (--json)", style="dim"))
     parts: list[RenderableType] = [Text(whether(answers), style="bold")]
-    if best_first(answers)[0].verdict is Verdict.GAIN:
+    if best_first(answers)[0].verdict is GainEstimate.GAIN:
         parts.append(Text(f"How: {best_first(answers)[0].apply}"))
     parts.append(Fitted(table))
     if has_job:

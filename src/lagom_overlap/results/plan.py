@@ -12,7 +12,7 @@ from lagom_overlap.planners.effects import SwitchAdvice
 from lagom_overlap.planners.megatron.pipeline import SlotSeconds
 from lagom_overlap.planners.megatron.pipeline_advice import PipelineAdvice, PipelineCheck
 from lagom_overlap.results.base import Drawn, Row
-from lagom_overlap.results.plan_decisions import Decision
+from lagom_overlap.results.plan_decisions import PlanDecision
 from lagom_overlap.timeline import Timeline
 from lagom_overlap.tuners.sequential import Judgement
 from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
@@ -180,7 +180,7 @@ class PlanResult(Drawn):
     exposed_comm_s: BeforeAfter
     peak_memory_bytes: PeakMemory
     is_optimal: bool
-    decisions: tuple[Decision, ...]
+    decisions: tuple[PlanDecision, ...]
     solve_s: float
     times: TimesOrigin | None
     fsdp2: Fsdp2Effects | None

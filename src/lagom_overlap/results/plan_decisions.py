@@ -20,7 +20,7 @@ class MeshOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class PlanDecision:
     """What the plan does with one collective of the program, or that it cuts a computation alone (`is_computation`).
 
     `split_dim` is the dimension of its result along which it is cut into `num_chunks`; None for a computation whose
@@ -37,19 +37,19 @@ class Decision:
     is_computation: bool = False
 
 
-def decisions_of(before: Iteration, plan: Plan) -> tuple[Decision, ...]:
+def decisions_of(before: Iteration, plan: Plan) -> tuple[PlanDecision, ...]:
     """What the plan decides for collectives of the program that it treats otherwise, then for computations cut alone.
 
     A computation that is cut with a collective belongs to that collective's decision.
     """
     known = {comm.name: comm for comm in before.comms}
     comps = {comp.name: comp for comp in before.computations}
-    alone: dict[str, Decision] = {}
-    changed: dict[str, Decision] = {}
+    alone: dict[str, PlanDecision] = {}
+    changed: dict[str, PlanDecision] = {}
 
     def note(name: str, **fields: Any) -> None:
         origin = origin_name(name, known)
-        changed[origin] = replace(changed.get(origin, Decision(comm=origin)), **fields)
+        changed[origin] = replace(changed.get(origin, PlanDecision(comm=origin)), **fields)
 
     for step in plan.rewrites:
         match step:
@@ -62,7 +62,7 @@ def decisions_of(before: Iteration, plan: Plan) -> tuple[Decision, ...]:
                 note(step.comm, groups=MeshOrder(mesh=tuple(step.mesh), order=tuple(step.order)))
             case Split() if (name := origin_name(step.comm, comps)) in comps:
                 earlier = alone[name].num_chunks if name in alone else 1
-                alone[name] = Decision(
+                alone[name] = PlanDecision(
                     comm=name,
                     split_dim=_result_dim(comps[name], step.axis),
                     num_chunks=earlier + step.num_chunks - 1,
@@ -81,7 +81,7 @@ def decisions_of(before: Iteration, plan: Plan) -> tuple[Decision, ...]:
     for name in known:
         lead = leads_after.get(name, leads_before.get(name, 0))
         if name in changed or lead != leads_before.get(name, 0):
-            found.append(replace(changed.get(name, Decision(comm=name)), prefetch=lead))
+            found.append(replace(changed.get(name, PlanDecision(comm=name)), prefetch=lead))
     return (*found, *(alone[name] for name in comps if name in alone))
 
 

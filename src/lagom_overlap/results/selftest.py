@@ -6,7 +6,7 @@ from pathlib import Path
 from lagom_overlap import __version__
 from lagom_overlap.cost.measured_surface import Point
 from lagom_overlap.engines.nccl.base import Facts
-from lagom_overlap.nccl_plugin.capability import MapRow, Outcome
+from lagom_overlap.nccl_plugin.capability import MapRow, SettingOutcome
 from lagom_overlap.results.base import Result, Row
 
 
@@ -56,7 +56,7 @@ class SelfTestResult(Result):
     @property
     def wrong(self) -> tuple[MapRow, ...]:
         """The settings whose results differed from the reference."""
-        return tuple(row for row in self.rows if row.outcome is Outcome.WRONG)
+        return tuple(row for row in self.rows if row.outcome is SettingOutcome.WRONG)
 
     @property
     def is_wrong(self) -> bool:
@@ -65,7 +65,7 @@ class SelfTestResult(Result):
 
     def summary(self) -> str:
         """How many settings ran, and as what."""
-        counts = [(outcome, sum(row.outcome is outcome for row in self.rows)) for outcome in Outcome]
+        counts = [(outcome, sum(row.outcome is outcome for row in self.rows)) for outcome in SettingOutcome]
         found = ", ".join(f"{num} {outcome}" for outcome, num in counts if num)
         nccl = ".".join(map(str, self.facts.nccl))
         return f"NCCL {nccl} on {self.facts.num_gpus} x {self.facts.gpu}: {len(self.rows)} settings: {found or 'none'}"

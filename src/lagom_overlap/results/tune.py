@@ -54,7 +54,7 @@ class EngineShare:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Search:
+class MeasuredSearch:
     """All that a run measured: the groups, every step in order, and what the tuner stands by at the end."""
 
     problems: Problems
@@ -163,9 +163,9 @@ class TuneResult(Drawn):
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     files: tuple[Path, ...] = ()
-    measured: InitVar[Search]
+    measured: InitVar[MeasuredSearch]
 
-    def __post_init__(self, measured: Search) -> None:
+    def __post_init__(self, measured: MeasuredSearch) -> None:
         search = measured
         derived = {
             "_search": search,
@@ -186,9 +186,9 @@ class TuneResult(Drawn):
             object.__setattr__(self, name, value)
 
     @property
-    def search(self) -> Search:
+    def search(self) -> MeasuredSearch:
         """The journal behind it; `measurements.jsonl` holds it, the JSON does not."""
-        search: Search = self.__dict__["_search"]
+        search: MeasuredSearch = self.__dict__["_search"]
         return search
 
     @property

@@ -93,7 +93,7 @@ class StepParts:
         return found
 
 
-class Waits:
+class StepWaits:
     """Of each operator how many it waits for, and how far before it each of them was issued, as negative distances."""
 
     def __init__(self, numbers: Sequence[int], distances: Sequence[int]) -> None:
@@ -110,7 +110,7 @@ class SimulatedStep:
     """A step in columns with when its operators ran: start, end and launch gap (s) of each, in issue order."""
 
     columns: Columns
-    waits: Waits
+    waits: StepWaits
     starts_s: Seconds
     ends_s: Seconds
     host_s: Seconds

@@ -20,7 +20,7 @@ from lagom_overlap.sim.columns import Columns
 from lagom_overlap.sim.framework import FrameworkModel
 from lagom_overlap.sim.iteration import IterationSimulator
 from lagom_overlap.sim.pipeline import SlotRun, SlotTimes, run_pipeline
-from lagom_overlap.sim.step_parts import CommTimes, Seconds, SimulatedStep, StepParts, Waits, parts_of
+from lagom_overlap.sim.step_parts import CommTimes, Seconds, SimulatedStep, StepParts, StepWaits, parts_of
 from lagom_overlap.timeline import Span, SpanKind, Timeline
 from lagom_overlap.workload import CommOp
 from lagom_overlap.workload.issued import IssuedStep
@@ -124,7 +124,7 @@ class _Built:
     """A stage's operators, their launch gaps, and what simulates them."""
 
     columns: Columns
-    waits: Waits
+    waits: StepWaits
     host_s: Seconds
     simulator: IterationSimulator
 
@@ -210,7 +210,7 @@ class TrainingSimulator:
         columns = Columns(step)
         host_s = self.price.host_s(columns)
         return _Built(
-            columns, Waits(*step.earlier()), host_s, self.price.simulator(step, columns=columns, host_s=host_s)
+            columns, StepWaits(*step.earlier()), host_s, self.price.simulator(step, columns=columns, host_s=host_s)
         )
 
     def _role(self, rank: int, settings: Settings | None) -> _Role:

@@ -34,7 +34,7 @@ PROTOCOLS: Final = (Protocol.SIMPLE, Protocol.LL128)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AskedChange:
     """A change that a job or a trace is asked after: its name, the line that makes it, and what one would set.
 
     `setting` is a table and key of the job file, or an environment variable.
@@ -45,26 +45,26 @@ class Asked:
     setting: str = ""
 
     @classmethod
-    def channels(cls, most: int) -> "Asked":
+    def channels(cls, most: int) -> "AskedChange":
         """Every collective capped."""
         line = f"NCCL_MAX_CTAS={most}, or max_ctas = {most} in the options of one process group"
         return cls(f"at most {most} channels", line, f"NCCL_MAX_CTAS={most}")
 
     @classmethod
-    def protocol(cls, protocol: Protocol) -> "Asked":
+    def protocol(cls, protocol: Protocol) -> "AskedChange":
         """Another protocol wherever the engine has it."""
         line = f"NCCL_PROTO={protocol.upper()}; lagom tune decides it by collective"
         return cls(f"protocol {protocol.upper()}", line, f"NCCL_PROTO={protocol.upper()}")
 
 
-COPY_ENGINES: Final = Asked(
+COPY_ENGINES: Final = AskedChange(
     "copy-engine collectives (no CTA)",
     "NCCL_CTA_POLICY=2 with symmetric buffers; FSDP2: model.set_symm_mem_for_comm('NCCL')",
     "NCCL_CTA_POLICY=2",
 )
 
 
-class Verdict(StrEnum):
+class GainEstimate(StrEnum):
     """The answer to one change."""
 
     GAIN = "gain"
@@ -98,7 +98,7 @@ class WhatIf:
     low_s: float
     high_s: float
     share: float
-    verdict: Verdict
+    verdict: GainEstimate
     more_error: str = ""
 
 
@@ -120,17 +120,19 @@ def error_s(before: Spent, after: Spent) -> float:
     return SLOWDOWN_ERROR * overlapped + COLLECTIVE_ERROR * exposed
 
 
-def what_if(asked: Asked, before: Spent, after: Spent, *, more_error_s: float = 0.0, more_error: str = "") -> WhatIf:
+def what_if(
+    asked: AskedChange, before: Spent, after: Spent, *, more_error_s: float = 0.0, more_error: str = ""
+) -> WhatIf:
     """The answer to a change; `more_error_s` is what else is known of the model's error here, and what it is of."""
     gain_s = before.step_s - after.step_s
     unsure_s = error_s(before, after) + more_error_s
     share = gain_s / before.step_s
     if abs(share) < LEAST:
-        verdict = Verdict.NO_GAIN
+        verdict = GainEstimate.NO_GAIN
     elif abs(gain_s) <= unsure_s:
-        verdict = Verdict.WITHIN_ERROR
+        verdict = GainEstimate.WITHIN_ERROR
     else:
-        verdict = Verdict.GAIN if gain_s > 0 else Verdict.LOSS
+        verdict = GainEstimate.GAIN if gain_s > 0 else GainEstimate.LOSS
     return WhatIf(
         change=asked.change,
         apply=asked.apply,
@@ -154,12 +156,12 @@ def whether(answers: Sequence[WhatIf]) -> str:
     if not answers:
         return ""
     ordered = best_first(answers)
-    gains = [answer for answer in ordered if answer.verdict is Verdict.GAIN]
+    gains = [answer for answer in ordered if answer.verdict is GainEstimate.GAIN]
     if gains:
         return f"Worth trying: {gains[0].change}, {_words(gains[0])}."
     best = ordered[0]
     tried = f'the best of {len(ordered)} changes, "{best.change}", is predicted to give {_words(best)}'
-    if best.verdict is Verdict.WITHIN_ERROR and best.gain_s > 0:
+    if best.verdict is GainEstimate.WITHIN_ERROR and best.gain_s > 0:
         return f"No gain that the model can tell from its own error: {tried}."
     return f"No change is predicted to pay: {tried}."
 

@@ -12,12 +12,12 @@ from lagom_overlap.jobfile.registry import check_planner_name, make_planner
 from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
 from lagom_overlap.planners.base import Plan
 from lagom_overlap.planners.carriers import SETTINGS_PLANNERS, Carrier
-from lagom_overlap.planners.deadline import Work, ended_by_ctrl_c
+from lagom_overlap.planners.deadline import SearchBudget, ended_by_ctrl_c
 from lagom_overlap.planners.effects import MIN_GAIN
 from lagom_overlap.planners.megatron.flags import MegatronFlags
 from lagom_overlap.planners.megatron.planner import Megatron
 from lagom_overlap.planners.memory import refuse_beyond
-from lagom_overlap.planners.simulated import NO_CONFIGS, SimulatedStep, Simulation, simulated
+from lagom_overlap.planners.simulated import NO_CONFIGS, SimulatedPlan, Simulation, simulated
 from lagom_overlap.record import package_versions
 from lagom_overlap.report.plan.page import render_plan
 from lagom_overlap.results.plan import (
@@ -30,7 +30,7 @@ from lagom_overlap.results.plan import (
     PlanResult,
 )
 from lagom_overlap.results.plan_decisions import decisions_of
-from lagom_overlap.sim.what_if import Asked, Verdict, interval_text, what_if
+from lagom_overlap.sim.what_if import AskedChange, GainEstimate, interval_text, what_if
 from lagom_overlap.trace.chrome_writer import chrome_trace
 from lagom_overlap.units import format_memory, format_seconds
 from lagom_overlap.verbs.plan_carrier import Carried, carried, nobody
@@ -73,8 +73,8 @@ class Planned:
     """
 
     plan: Plan
-    before: SimulatedStep
-    after: SimulatedStep
+    before: SimulatedPlan
+    after: SimulatedPlan
     solve_s: float
     interrupted: bool = False
     megatron: MegatronEffects | None = None
@@ -199,7 +199,7 @@ def run_plan(given: PlanInput, request: PlanRequest) -> PlanResult:
             "has no code to run; on GPUs measure_fsdp2(build, plan) compares a plan's settings in your own launch)"
         )
     if request.work is not None:
-        given = replace(given, problem=replace(given.problem, work=Work(request.work)))
+        given = replace(given, problem=replace(given.problem, work=SearchBudget(request.work)))
     if request.apply is not None:
         carrier = check_plan_file(request.apply)
         read = read_plan(request.apply, given.problem, given.num_ranks)
@@ -273,7 +273,7 @@ def _against_torch(given: PlanInput, found: Planned, *, may_replace: bool) -> Pl
     return replace(found, plan=plan, after=theirs)
 
 
-def _fits(given: PlanInput, step: SimulatedStep) -> bool:
+def _fits(given: PlanInput, step: SimulatedPlan) -> bool:
     limit = given.problem.memory_limit_bytes
     return limit is None or step.peak_bytes <= limit
 
@@ -352,8 +352,8 @@ def _how_sure(found: Planned) -> tuple[str, ...]:
     """How far the model's own error may move a gain that was simulated with contention, as `lagom simulate` says it."""
     if found.plan.changes_nothing or found.after.simulation is not Simulation.CONTENTION:
         return ()
-    gain = what_if(Asked("the plan", ""), spent_of(found.before.timeline), spent_of(found.after.timeline))
-    none = "" if gain.verdict is Verdict.GAIN else ", so that it may be none"
+    gain = what_if(AskedChange("the plan", ""), spent_of(found.before.timeline), spent_of(found.after.timeline))
+    none = "" if gain.verdict is GainEstimate.GAIN else ", so that it may be none"
     return (f"By the model's own error (docs/accuracy.md) the gain is {interval_text(gain)} of the step{none}.",)
 
 

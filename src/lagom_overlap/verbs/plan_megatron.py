@@ -29,7 +29,7 @@ from lagom_overlap.planners.megatron.pipeline_group import ChunkComms
 from lagom_overlap.planners.megatron.planner import Megatron
 from lagom_overlap.planners.megatron.userbuffers import contended
 from lagom_overlap.planners.schedule import lower_bound, task_graph
-from lagom_overlap.planners.simulated import NO_CONFIGS, SimulatedStep, simulated
+from lagom_overlap.planners.simulated import NO_CONFIGS, SimulatedPlan, simulated
 from lagom_overlap.planners.times import ModelTimes
 from lagom_overlap.results.plan import MegatronEffects, PipelineEffects
 from lagom_overlap.sim.framework import FrameworkModel
@@ -108,7 +108,7 @@ class MegatronPlan:
     """A plan of switches, the step simulated with them, and what each brings."""
 
     plan: Plan
-    step: SimulatedStep
+    step: SimulatedPlan
     effects: MegatronEffects
 
 
@@ -261,14 +261,14 @@ def _of_all_stages(flags: MegatronFlags, pipeline: PipelineEffects | None) -> Me
 
 def _simulated(
     problem: PlanProblem, flags: MegatronFlags, price: FrameworkModel | None
-) -> tuple[SimulatedStep, Iteration, Mapping[str, CommConfig]]:
+) -> tuple[SimulatedPlan, Iteration, Mapping[str, CommConfig]]:
     """The step with the switches, its operators and the settings of its collectives."""
     planned = Megatron(flags).plan(problem).iteration
     plain = simulated(problem, planned)
     if price is None:
         return plain, planned, NO_CONFIGS
     found = contended(problem, flags, price)
-    step = SimulatedStep(timeline=found.timeline, peak_bytes=plain.peak_bytes, simulation=plain.simulation)
+    step = SimulatedPlan(timeline=found.timeline, peak_bytes=plain.peak_bytes, simulation=plain.simulation)
     return step, found.iteration, found.configs
 
 

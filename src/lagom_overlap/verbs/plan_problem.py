@@ -25,7 +25,7 @@ from lagom_overlap.jobfile.spec import (
 from lagom_overlap.jobfile.step import JobStep
 from lagom_overlap.planners.base import OpTimes, PlanProblem
 from lagom_overlap.planners.carriers import Carrier
-from lagom_overlap.planners.deadline import Work
+from lagom_overlap.planners.deadline import SearchBudget
 from lagom_overlap.planners.framework import FSDP2, framework_of
 from lagom_overlap.planners.simulated import simulated
 from lagom_overlap.planners.times import ModelTimes
@@ -103,7 +103,7 @@ Check = Callable[[Iteration, int], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class PlanFlags:
     """What comes from the command line besides the file: a machine for a capture, times, a check of the step.
 
     Without `execute`, ranks are started only if their times are wanted.
@@ -115,13 +115,13 @@ class Asked:
     check: Check = field(default=lambda step, num_ranks: None)
 
 
-def read_input(source: Path | JobSpec | IssuedStep, asked: Asked | None = None) -> PlanInput:
+def read_input(source: Path | JobSpec | IssuedStep, asked: PlanFlags | None = None) -> PlanInput:
     """The problem of a job, a job file (`.toml`), a capture or its file; a capture needs the name of a cluster.
 
     Raises:
         LagomError: if the file cannot be read or holds nothing that can be planned, or the step fails the check.
     """
-    asked = asked or Asked()
+    asked = asked or PlanFlags()
     wish = TimesWish.of(asked.times)
     if isinstance(source, IssuedStep) or (isinstance(source, Path) and source.suffix != ".toml"):
         if asked.cluster is None:
@@ -262,7 +262,7 @@ def _checked(capture: IssuedStep) -> IssuedStep:
     return capture
 
 
-def _of_program(job: Job, program: ProgramTable, wish: TimesWish, asked: Asked) -> PlanInput:
+def _of_program(job: Job, program: ProgramTable, wish: TimesWish, asked: PlanFlags) -> PlanInput:
     """A program, captured in a fake world; with `backend = "gloo"` its operators are timed on real ranks."""
     spec, script = job.spec, Path(program.script)
     num_ranks = spec.job.ranks
@@ -414,7 +414,7 @@ def _problem(
         prefetch=table.prefetch or None,
         exact=table.exact,
         budget_s=table.budget_s or DEFAULT_BUDGET_S,
-        work=None if table.work is None else Work(table.work, table.budget_s),
+        work=None if table.work is None else SearchBudget(table.work, table.budget_s),
         seed=table.seed,
         issued=None if step is None else replace(step.issued, is_dataflow=True),
         framework=framework or framework_of(iteration),

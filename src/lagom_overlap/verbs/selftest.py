@@ -18,7 +18,7 @@ from time import monotonic
 from typing import Final
 
 from lagom_overlap.collective import CollectiveKind
-from lagom_overlap.cost.measured_surface import Point, Provenance, Surface
+from lagom_overlap.cost.measured_surface import ContentionSurface, Point, Provenance
 from lagom_overlap.engines.nccl.base import Benches, Facts, Reading, TrafficBench
 from lagom_overlap.engines.nccl.cases import USUAL, calls, configs
 from lagom_overlap.errors import BackendError, MissingDependencyError
@@ -32,7 +32,7 @@ from lagom_overlap.nccl_plugin.capability import (
     Knobs,
     MapKey,
     MapRow,
-    Outcome,
+    SettingOutcome,
     judged,
     map_folder,
     with_aliases,
@@ -237,7 +237,7 @@ def _written(
     if result.contention:
         files += _surface(result).write(folder.path, "contention")
     notes, saved = list(result.notes), None
-    is_right = {row.kind for row in result.rows if row.outcome is not Outcome.WRONG}
+    is_right = {row.kind for row in result.rows if row.outcome is not SettingOutcome.WRONG}
     if box is None:
         notes.append("NVML does not say how this box is wired: there is nothing to keep a capability map by")
     elif result.rows:
@@ -282,9 +282,9 @@ def _csv(result: SelfTestResult) -> str:
     return text.getvalue()
 
 
-def _surface(result: SelfTestResult) -> Surface:
+def _surface(result: SelfTestResult) -> ContentionSurface:
     facts: Facts = result.facts
-    return Surface(
+    return ContentionSurface(
         provenance=Provenance.MEASURED,
         machine={
             "gpu": facts.gpu,

@@ -23,7 +23,7 @@ from lagom_overlap.sim.what_if import (
     MOST_CHANNELS,
     PROTOCOLS,
     QUEUE_ERROR,
-    Asked,
+    AskedChange,
     Spent,
     WhatIf,
     best_first,
@@ -106,7 +106,7 @@ def captured_what_ifs(
         after = IterationSimulator(kept, model).timeline({})
         peak = peak_of_spans(kept, {span.name: (span.start_s, span.end_s) for span in after.spans})
         if peak <= model.cluster.gpu.memory_bytes:
-            asked = Asked(f"{_KEEPS} ({format_memory(peak)} per GPU)", _KEEP_LINE)
+            asked = AskedChange(f"{_KEEPS} ({format_memory(peak)} per GPU)", _KEEP_LINE)
             found.append(what_if(asked, before, spent_of(after)))
     for asked, settings in _of_collectives(model):
         configs = {op.name: config for op in issued.comms if (config := settings(op.collective)) is not None}
@@ -130,15 +130,15 @@ def _kept(flow: Iteration, issued: Iteration) -> Iteration | None:
     return reissued(flow, issued, Fsdp2Settings(units=units, kept=tuple(unit for unit in units if unit in again)))
 
 
-def _of_collectives(model: ContentionModel) -> Iterator[tuple[Asked, Settings]]:
+def _of_collectives(model: ContentionModel) -> Iterator[tuple[AskedChange, Settings]]:
     for most in MOST_CHANNELS:
-        yield Asked.channels(most), _capped(model, most)
+        yield AskedChange.channels(most), _capped(model, most)
     for most in MOST_CHANNELS[1:3]:
         line = f"NCCL_MAX_P2P_NCHANNELS={most}"
-        asked = Asked(f"at most {most} channels for all-to-alls", line, line)
+        asked = AskedChange(f"at most {most} channels for all-to-alls", line, line)
         yield asked, _capped(model, most, point_to_point=True)
     for protocol in PROTOCOLS:
-        yield Asked.protocol(protocol), _with_protocol(model, protocol)
+        yield AskedChange.protocol(protocol), _with_protocol(model, protocol)
     yield COPY_ENGINES, _copied(model)
 
 
@@ -187,17 +187,17 @@ def _copied(model: ContentionModel) -> Settings:
     return settings
 
 
-def _of_the_job(job: JobStep) -> Iterator[tuple[Asked, JobStep]]:
+def _of_the_job(job: JobStep) -> Iterator[tuple[AskedChange, JobStep]]:
     for carved in CARVE_OUTS if job.sm_carveout is not None else ():
         if carved != job.sm_carveout:
             line = f"torch._C._set_sm_carveout_experimental({carved})"
-            asked = Asked(f"products leave {carved} SMs free", line, f"[cost] sm_carveout = {carved}")
+            asked = AskedChange(f"products leave {carved} SMs free", line, f"[cost] sm_carveout = {carved}")
             yield asked, replace(job, sm_carveout=carved)
     layout = job.layout
     for found in changes_of(job.rules.name):
         undone: dict[str, Any] = {key: not value for key, value in found.rules.items()}
         if layout.data > 1 and any(getattr(job.rules, key) is value for key, value in found.rules.items()):
-            asked = Asked(f"as before {found.software} {found.since}", found.avoided_by, found.avoided_by)
+            asked = AskedChange(f"as before {found.software} {found.since}", found.avoided_by, found.avoided_by)
             yield asked, replace(job, rules=replace(job.rules, **undone))
     if layout.num_micro_batches * layout.num_chunks > _MAX_SLOTS:
         return
@@ -205,7 +205,7 @@ def _of_the_job(job: JobStep) -> Iterator[tuple[Asked, JobStep]]:
         other, key = replace(job, layout=changed), f"[parallel] {setting}"
         takes_more = other.most_bytes > (1 + _SAME_MEMORY) * job.most_bytes
         what = f"{change} ({format_memory(other.most_bytes)} per GPU)" if takes_more else change
-        yield Asked(what, f"{line}; in the job file {key}" if line else key, key), other
+        yield AskedChange(what, f"{line}; in the job file {key}" if line else key, key), other
 
 
 def _layouts(layout: ParallelLayout, rules: IssueRules) -> Iterator[tuple[str, str, str, ParallelLayout]]:

@@ -14,7 +14,7 @@ from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
 from lagom_overlap.jobfile.whole_step import WholeStep
 from lagom_overlap.report.tune.page import render_tuning
-from lagom_overlap.results.tune import Search, TuneResult
+from lagom_overlap.results.tune import MeasuredSearch, TuneResult
 from lagom_overlap.trace.chrome_writer import chrome_trace
 from lagom_overlap.tuners.bundle import header_line
 from lagom_overlap.tuners.guard import make_tuner
@@ -177,7 +177,7 @@ def _write(
         notes=(*_notes(request, run), *begun, *(step.notes if step else ())),
         interrupted=run.interrupted,
         files=tuple(folder.path / name for name in (*RUN_FILES, journal.path.name)),
-        measured=Search(problems=problems, entries=tuple(journal.entries), recommended=study.recommended),
+        measured=MeasuredSearch(problems=problems, entries=tuple(journal.entries), recommended=study.recommended),
     )
     adopted = study.verdict is not None and study.verdict.adopted
     stages = {f"before: {name}": line for name, line in result.search.timelines_under(DEFAULT_ARM).items()}

@@ -13,7 +13,7 @@ from lagom_overlap.engines.fx.program import load_program
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.jobfile.registry import make_planner, planner_names
 from lagom_overlap.planners.base import PlanProblem
-from lagom_overlap.planners.deadline import Work
+from lagom_overlap.planners.deadline import SearchBudget
 from lagom_overlap.workload.rewrite.steps import Reorder, Split
 
 pytestmark = [pytest.mark.torch, pytest.mark.gloo, pytest.mark.slow, pytest.mark.timeout(180)]
@@ -41,7 +41,7 @@ def problem(num_ranks):
         cluster=cluster,
         times=CoarseTimes(),
         groups=placed.groups,
-        work=Work(0.2),
+        work=SearchBudget(0.2),
     )
 
 

@@ -11,7 +11,7 @@ from lagom_overlap.planners.centauri.costs import layer_costs
 from lagom_overlap.planners.centauri.layer import FirstGradient, t1_s, t2_s
 from lagom_overlap.planners.centauri.leaf import allowed_meshes
 from lagom_overlap.planners.centauri.planner import Centauri, paper
-from lagom_overlap.planners.deadline import Work
+from lagom_overlap.planners.deadline import SearchBudget
 from lagom_overlap.planners.predict import predict
 from lagom_overlap.planners.step_index import StepIndex
 from lagom_overlap.workload import CommOp, CompOp, Gemm, Iteration, MemoryBound, Op
@@ -189,7 +189,7 @@ def test_many_nodes_are_taken_as_pods_where_steps_of_a_ring_count() -> None:
         MODEL, ParallelLayout(data=256, zero_stage=3, micro_batch=1, global_batch=256), seq_len=64, gpus_per_node=8
     )
     found = PlanProblem(
-        iteration=step, cluster=load_preset("a100_hdr1", 32), times=_ByStep(), prefetch=12, work=Work(200.0)
+        iteration=step, cluster=load_preset("a100_hdr1", 32), times=_ByStep(), prefetch=12, work=SearchBudget(200.0)
     )
     meshes = {s.mesh for s in Centauri(workload=False).plan(found).rewrites if isinstance(s, PartitionGroups)}
     assert any(len(mesh) == 3 for mesh in meshes)

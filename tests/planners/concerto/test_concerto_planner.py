@@ -8,7 +8,7 @@ from lagom_overlap.hardware import load_preset
 from lagom_overlap.planners.base import PlanProblem
 from lagom_overlap.planners.baselines import ProgramOrder
 from lagom_overlap.planners.concerto.planner import Concerto, paper
-from lagom_overlap.planners.deadline import Work
+from lagom_overlap.planners.deadline import SearchBudget
 from lagom_overlap.planners.predict import predict
 from lagom_overlap.planners.times import ModelTimes, ShapeTimes
 from lagom_overlap.workload.models import TransformerModel
@@ -40,7 +40,7 @@ def problem(unit: Unit = Unit.LAYER, **layout: object) -> PlanProblem:
         unit=unit,
     )
     times = ModelTimes(ContentionModel(cluster, load_profile("plausible")))
-    return PlanProblem(iteration=step, cluster=cluster, times=times, work=Work(3.0))
+    return PlanProblem(iteration=step, cluster=cluster, times=times, work=SearchBudget(3.0))
 
 
 TENSOR = {"tensor": 8, "micro_batch": 2, "global_batch": 2}

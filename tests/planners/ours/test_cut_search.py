@@ -10,7 +10,7 @@ pytest.importorskip("ortools", reason="needs the extra plan (ortools)")
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.planners.base import PlanProblem
-from lagom_overlap.planners.deadline import Work
+from lagom_overlap.planners.deadline import SearchBudget
 from lagom_overlap.planners.ours import Ours
 from lagom_overlap.planners.ours.cut_search import chain_types
 from lagom_overlap.planners.ours.cuts import Cut, Cutter, OpType, cuts_of, op_types, splits_of
@@ -41,7 +41,7 @@ def _problem(num_layers: int = 2, preset: str = "a100_dgx", **fields: object) ->
     cluster = load_preset(preset)
     step = program_step(model, layout, seq_len=2048, gpus_per_node=8)
     times = ModelTimes(ContentionModel(cluster, load_profile("plausible")))
-    return replace(PlanProblem(iteration=step, cluster=cluster, times=times, work=Work(3.0)), **fields)  # type: ignore[arg-type]
+    return replace(PlanProblem(iteration=step, cluster=cluster, times=times, work=SearchBudget(3.0)), **fields)  # type: ignore[arg-type]
 
 
 def _assert_quick_is_real(problem: PlanProblem, cuts: Mapping[str, Cut]) -> None:

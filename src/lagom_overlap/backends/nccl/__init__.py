@@ -4,7 +4,7 @@ Importing this package needs no torch; opening the backend does. Tested over glo
 run on one H100 that two ranks shared.
 """
 
-from lagom_overlap.backends.nccl.launched import Launched, read_launched
+from lagom_overlap.backends.nccl.launched import RankPlace, read_launched
 from lagom_overlap.backends.nccl.open import join_if_launched, open_backend
 
-__all__ = ["Launched", "join_if_launched", "open_backend", "read_launched"]
+__all__ = ["RankPlace", "join_if_launched", "open_backend", "read_launched"]

@@ -8,7 +8,7 @@ from lagom_overlap.errors import BackendError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launched:
+class RankPlace:
     """A process's place in the job; `local_rank` is its GPU."""
 
     rank: int
@@ -20,7 +20,7 @@ class Launched:
             raise BackendError(f"the launcher says rank {self.rank} of {self.num_ranks} ranks")
 
 
-def read_launched(environment: Mapping[str, str] = os.environ) -> Launched | None:
+def read_launched(environment: Mapping[str, str] = os.environ) -> RankPlace | None:
     """The place of this process; None if no launcher started it.
 
     torchrun: RANK, WORLD_SIZE, LOCAL_RANK. srun: SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, inside a step of several
@@ -34,7 +34,7 @@ def read_launched(environment: Mapping[str, str] = os.environ) -> Launched | Non
         ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
     ):
         if rank in environment and size in environment:
-            found = Launched(
+            found = RankPlace(
                 rank=_number(environment, rank),
                 num_ranks=_number(environment, size),
                 local_rank=_number(environment, local) if local in environment else 0,

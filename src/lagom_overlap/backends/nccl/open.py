@@ -4,7 +4,7 @@ import importlib.util
 from typing import Final
 
 from lagom_overlap.backends.base import Backend, BackendRequest
-from lagom_overlap.backends.nccl.launched import Launched, read_launched
+from lagom_overlap.backends.nccl.launched import RankPlace, read_launched
 from lagom_overlap.errors import BackendError, MissingDependencyError
 
 HOW_TO_START: Final = (
@@ -45,7 +45,7 @@ def join_if_launched() -> int | None:
     return 0
 
 
-def _checked(launched: Launched | None) -> Launched:
+def _checked(launched: RankPlace | None) -> RankPlace:
     """Refuses what cannot work, cheapest first."""
     if importlib.util.find_spec("torch") is None:
         raise MissingDependencyError('the nccl backend needs torch: pip install "lagom-overlap[torch]"')

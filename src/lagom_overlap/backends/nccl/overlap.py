@@ -65,7 +65,7 @@ def make_ready(group: OverlapGroup, device: Device) -> NcclOverlap:
     )
 
 
-class Ranks(Protocol):
+class RankAgreement(Protocol):
     """What the ranks agree on while nothing is timed."""
 
     def barrier(self) -> None:
@@ -87,7 +87,7 @@ def run_overlap(
     device: Device,
     issue: Callable[[int], None],
     *,
-    ranks: Ranks,
+    ranks: RankAgreement,
     meet: Callable[[], None],
     head_start: HeadStart,
 ) -> RankRunTimes:
@@ -121,7 +121,7 @@ def _run_once(
     device: Device,
     issue: Callable[[int], None],
     *,
-    ranks: Ranks,
+    ranks: RankAgreement,
     meet: Callable[[], None],
     head_start: HeadStart,
 ) -> RankRunTimes | None:

@@ -10,7 +10,7 @@ from typing import Final
 from lagom_overlap.backends.base import BackendRequest
 from lagom_overlap.backends.nccl.backend import NcclBackend, follow
 from lagom_overlap.backends.nccl.device import CudaDevice
-from lagom_overlap.backends.nccl.launched import Launched
+from lagom_overlap.backends.nccl.launched import RankPlace
 from lagom_overlap.backends.nccl.session import NcclSession, PluginFiles
 from lagom_overlap.nccl_plugin.library import installed_library
 
@@ -18,7 +18,7 @@ LEAST_TIMEOUT_S: Final = 300.0
 """How long a rank waits for the others: NCCL's first collective on many nodes alone may take a minute."""
 
 
-def lead(launched: Launched, request: BackendRequest) -> NcclBackend:
+def lead(launched: RankPlace, request: BackendRequest) -> NcclBackend:
     """Rank 0's backend.
 
     Raises:
@@ -30,7 +30,7 @@ def lead(launched: Launched, request: BackendRequest) -> NcclBackend:
     return NcclBackend(request, session, num_ranks=launched.num_ranks, description=device.description)
 
 
-def follow_rank_0(launched: Launched) -> None:
+def follow_rank_0(launched: RankPlace) -> None:
     """The life of another rank.
 
     Raises:
@@ -42,7 +42,7 @@ def follow_rank_0(launched: Launched) -> None:
     session.close()
 
 
-def _session(device: CudaDevice, launched: Launched, timeout_s: float) -> NcclSession:
+def _session(device: CudaDevice, launched: RankPlace, timeout_s: float) -> NcclSession:
     library = installed_library()
     folder = Path(tempfile.mkdtemp(prefix=f"lagom-nccl-{launched.rank}-"))
     atexit.register(_remove, folder, os.getpid())

@@ -40,7 +40,7 @@ class DecoderAttention(nn.Module):
         return out
 
 
-class Mlp(nn.Module):
+class FeedForward(nn.Module):
     """Two matrices with GELU, or three with a gate (SwiGLU)."""
 
     def __init__(self, model: TransformerModel, ffn: int) -> None:
@@ -67,7 +67,7 @@ class SharedAndRouted(nn.Module):
             num_experts=model.num_experts,
             experts_per_token=model.experts_per_token,
         )
-        self.shared = Mlp(model, model.shared_ffn) if model.shared_ffn else None
+        self.shared = FeedForward(model, model.shared_ffn) if model.shared_ffn else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Batch x sequence x hidden in and out."""
@@ -94,7 +94,7 @@ class Layer(nn.Module):
     def __init__(self, model: TransformerModel) -> None:
         super().__init__()
         attention = DecoderAttention(model)
-        mlp = SharedAndRouted(model) if model.num_experts else Mlp(model, model.ffn)
+        mlp = SharedAndRouted(model) if model.num_experts else FeedForward(model, model.ffn)
         self.norm = _norm(model)
         if model.norms_per_layer == 1:
             self.side: Side | None = Side(attention, mlp)

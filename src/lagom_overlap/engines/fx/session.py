@@ -31,7 +31,7 @@ from lagom_overlap.engines.fx.commands import (
 from lagom_overlap.engines.fx.groups import ProcessGroups
 from lagom_overlap.engines.fx.nodes import OP_NAME, is_collective, is_wait, op_name
 from lagom_overlap.engines.fx.program import LoadedProgram, load_program
-from lagom_overlap.engines.fx.side_by_side import rates_side_by_side
+from lagom_overlap.engines.fx.side_by_side import RankMaxima, rates_side_by_side
 from lagom_overlap.engines.fx.slide import check_replicated
 from lagom_overlap.engines.fx.streams import StepRun, StreamedStep
 from lagom_overlap.errors import LagomError
@@ -45,14 +45,8 @@ WARM_UP_RUNS: Final = 2
 """Untimed runs of each arm: first touches, connections, caches."""
 
 
-class Ranks(Protocol):
-    """Agreement between ranks, on a group that carries no measured traffic."""
-
-    def barrier(self) -> None:
-        """Returns when every rank has come."""
-
-    def maxima(self, values: list[float]) -> list[float]:
-        """Each value's maximum over ranks."""
+class Ranks(RankMaxima, Protocol):
+    """The same, and what one rank alone knows."""
 
     def gather(self, value: int) -> tuple[int, ...]:
         """Every rank's number, by rank."""

@@ -24,7 +24,7 @@ REPEATS: Final = 3
 """Per repeat of an operator alone: a rate is a difference of times, so it scatters more than they do."""
 
 
-class Ranks(Protocol):
+class RankMaxima(Protocol):
     """Agreement between ranks, on a group that carries no measured traffic."""
 
     def barrier(self) -> None:
@@ -35,7 +35,7 @@ class Ranks(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SideBySide:
+class SideBySideTimes:
     """Seconds of a collective and of some computations, each alone, and of both begun at the same moment, by repeat."""
 
     collective_s: Sequence[float]
@@ -66,7 +66,7 @@ def rates_side_by_side(
     seconds: Mapping[str, float],
     shapes: Mapping[str, object],
     *,
-    ranks: Ranks,
+    ranks: RankMaxima,
     repeats: int,
 ) -> dict[str, float]:
     """The rate of every collective by name; those of one shape are measured once, next to what follows in the program.
@@ -124,9 +124,9 @@ def _measured(
     collective: Callable[[], object],
     computations: Sequence[Callable[[], object]],
     stream: ThreadPoolExecutor,
-    ranks: Ranks,
+    ranks: RankMaxima,
     repeats: int,
-) -> SideBySide:
+) -> SideBySideTimes:
     """Of the slowest rank in every repeat; the first does not count."""
 
     def ended(call: Callable[[], object]) -> float:
@@ -150,4 +150,4 @@ def _measured(
         carried = stream.submit(ended, collective)
         rows.append((computed_s, carried_s, max(ended(compute), carried.result()) - begin))
     slowest = ranks.maxima([seconds for row in rows[1:] for seconds in row])
-    return SideBySide(computations_s=slowest[::3], collective_s=slowest[1::3], together_s=slowest[2::3])
+    return SideBySideTimes(computations_s=slowest[::3], collective_s=slowest[1::3], together_s=slowest[2::3])

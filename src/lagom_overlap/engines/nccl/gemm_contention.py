@@ -11,7 +11,7 @@ from typing import Final
 import torch
 
 from lagom_overlap.collective import Collective, CollectiveKind, CommConfig
-from lagom_overlap.cost.measured_surface import Point, Setting, Spread
+from lagom_overlap.cost.measured_surface import InjectorSetting, Point, TimeSpread
 from lagom_overlap.engines.nccl.cases import divisible
 from lagom_overlap.engines.nccl.local_ranks import await_events
 from lagom_overlap.engines.nccl.plugin_bench import PluginBench
@@ -62,9 +62,11 @@ class GemmContention:
         return Point.build(
             "nccl",
             VICTIM,
-            Setting(injector=kind, num_channels=num_channels, num_ranks=len(self._here), message_bytes=num_bytes),
-            during=Spread.of(during),
-            solo=Spread.of(solo),
+            InjectorSetting(
+                injector=kind, num_channels=num_channels, num_ranks=len(self._here), message_bytes=num_bytes
+            ),
+            during=TimeSpread.of(during),
+            solo=TimeSpread.of(solo),
             covered=is_covered,
             injector_bytes_per_s=sorted(rates)[len(rates) // 2],
             num_repeats=NUM_REPEATS,

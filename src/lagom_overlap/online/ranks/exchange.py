@@ -105,7 +105,7 @@ class InDoubt(BackendError):  # noqa: N818
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CommunicatorPlace:
     """Where this process stands in the calls of a communicator, in words.
 
     Of the communicator's `num_ranks` this process has `num_here`; `num_ranks` 0 where they cannot be counted, because
@@ -217,7 +217,7 @@ class Exchange:
                 raise ReportMissing(f"rank {', '.join(map(str, missing))} did not report: {why}")
         return [decode(data, Report) for data in self._ask(partial(self._store.multi_get, [*keys.values()]))]
 
-    def stand_alike(self, window: int, places: Mapping[str, Place]) -> str:
+    def stand_alike(self, window: int, places: Mapping[str, CommunicatorPlace]) -> str:
         """Empty once all ranks are here, those of each communicator at one place of its calls; else why they are not.
 
         `places` goes by communicator. Each place is written by the first of its ranks and compared by the others; the
@@ -227,7 +227,7 @@ class Exchange:
         Raises:
             StoreLost: if the store does not answer.
         """
-        to_count: dict[str, Place] = {}
+        to_count: dict[str, CommunicatorPlace] = {}
         for name, place in places.items():
             key = f"at/{window}/{name}"
             self._placed.setdefault(window, []).append(key)

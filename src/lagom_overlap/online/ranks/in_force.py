@@ -39,7 +39,7 @@ from msgspec import structs
 from lagom_overlap.collective import CommunicatorId, ConfigTable
 from lagom_overlap.collective.sites import NO_CYCLES, Cycles, RoleCycle, SiteSetting, cycles_for, table_of
 from lagom_overlap.errors import BackendError
-from lagom_overlap.online.ranks.exchange import Exchange, InDoubt, Place, StoreLost
+from lagom_overlap.online.ranks.exchange import CommunicatorPlace, Exchange, InDoubt, StoreLost
 from lagom_overlap.online.ranks.messages import KEPT, SETTLED, SwitchState, WindowPlan
 from lagom_overlap.online.routes.base import NOTHING, CallCount, Route
 
@@ -159,7 +159,7 @@ class InForce:
             role = f"{name.description}#{name.creation_order}"
             step = sha256(f"{role} {[(str(key.kind), key.num_bytes) for key in keys]}".encode()).hexdigest()[:16]
             words = f"{count.num_calls} calls on {role}, {len(keys)} in a step ({step})"
-            places[count.wire] = Place(words, count.num_ranks, count.num_here)
+            places[count.wire] = CommunicatorPlace(words, count.num_ranks, count.num_here)
         return self._exchange.stand_alike(window, places)
 
     def _agree(self, window: int, refusal: str = "", switch: WindowPlan | None = None) -> str:

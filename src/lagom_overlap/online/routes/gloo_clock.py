@@ -38,7 +38,7 @@ class ClockMark:
         self.joined_s, self.resumed_s = joined_s, resumed_s
 
 
-class Ended:
+class WatchedCall:
     """A call that the clock waits for, as a handle for the computation."""
 
     def __init__(self) -> None:
@@ -61,17 +61,17 @@ class CallClock:
     """The thread of one process group; it ends with the clock, also with one that nobody closed."""
 
     def __init__(self) -> None:
-        self._todo: SimpleQueue[tuple[Handle, ClockMark, Ended] | None] = SimpleQueue()
+        self._todo: SimpleQueue[tuple[Handle, ClockMark, WatchedCall] | None] = SimpleQueue()
         self._open = _Open()
         # The thread does not hold the clock: a job that closes its tuner in its last step closes no route.
         Thread(target=_serve, args=(self._todo, self._open), name="lagom-clock", daemon=True).start()
         finalize(self, self._todo.put, None).atexit = False
 
-    def watch(self, handle: Handle, mark: ClockMark, issued_s: float) -> Ended:
+    def watch(self, handle: Handle, mark: ClockMark, issued_s: float) -> WatchedCall:
         """Notes the end of a call that was just started; returns what to wait for in its place."""
         mark.issued_s = mark.began_s = mark.ended_s = issued_s
         self._open.add(1)
-        ended = Ended()
+        ended = WatchedCall()
         self._todo.put((handle, mark, ended))
         return ended
 
@@ -102,7 +102,7 @@ class _Open:
             return self._changed.wait_for(lambda: self._number == 0, timeout=timeout_s)
 
 
-def _serve(todo: "SimpleQueue[tuple[Handle, ClockMark, Ended] | None]", still_open: _Open) -> None:
+def _serve(todo: "SimpleQueue[tuple[Handle, ClockMark, WatchedCall] | None]", still_open: _Open) -> None:
     previous_s = 0.0
     while (item := todo.get()) is not None:
         handle, mark, ended = item

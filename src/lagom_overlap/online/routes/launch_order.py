@@ -15,7 +15,7 @@ from lagom_overlap.trace.gpu_trace import ROLE_CODES, CommCall, EventRole, GpuTr
 
 
 @dataclass(frozen=True, slots=True)
-class Launched:
+class LaunchedCollective:
     """A collective of the step in the host's order, and the stream it runs on."""
 
     call: CommCall
@@ -51,11 +51,11 @@ class Start:
     comms: tuple[int, ...]
 
 
-def launched(trace: GpuTrace) -> list[Launched]:
+def launched(trace: GpuTrace) -> list[LaunchedCollective]:
     """The collectives in the host's order."""
     events = trace.events
     found = [
-        Launched(
+        LaunchedCollective(
             call,
             int(events.correlation[call.event]),
             events.streams[int(events.stream[call.event])],
@@ -87,7 +87,7 @@ def computation_of(trace: GpuTrace) -> Computation | None:
     return Computation(stream, tuple(correlation for correlation, _ in own), tuple(ends))
 
 
-def is_ordered(trace: GpuTrace, comms: Sequence[Launched], computation: Computation) -> bool:
+def is_ordered(trace: GpuTrace, comms: Sequence[LaunchedCollective], computation: Computation) -> bool:
     """Whether correlations tell the host's order of collectives, waits and the computation.
 
     All kernels of a replayed CUDA graph have the correlation of its launch. Where they only compute, the launch is one
@@ -101,7 +101,7 @@ def is_ordered(trace: GpuTrace, comms: Sequence[Launched], computation: Computat
     return all(place > 0 and places[place] == 1 for place in own)
 
 
-def joins_of(comms: Sequence[Launched], waits: Sequence[StreamWait], compute: str) -> Mapping[int, int]:
+def joins_of(comms: Sequence[LaunchedCollective], waits: Sequence[StreamWait], compute: str) -> Mapping[int, int]:
     """Correlation of a collective -> that of the wait with which the computation first depends on it.
 
     A collective on the computation's stream is its own join.
@@ -117,12 +117,12 @@ def joins_of(comms: Sequence[Launched], waits: Sequence[StreamWait], compute: st
             known[stream][comm] = since
             logs[stream].append((comm, since))
 
-    items: list[tuple[int, Launched | StreamWait]] = [
+    items: list[tuple[int, LaunchedCollective | StreamWait]] = [
         *((comm.correlation, comm) for comm in comms),
         *((wait.correlation, wait) for wait in waits),
     ]
     for place, item in sorted(items, key=lambda pair: pair[0]):
-        if isinstance(item, Launched):
+        if isinstance(item, LaunchedCollective):
             depend(item.stream, place, place)
         elif item.stream != item.waited_for:
             log, pair = logs[item.waited_for], (item.waited_for, item.stream)
@@ -132,20 +132,20 @@ def joins_of(comms: Sequence[Launched], waits: Sequence[StreamWait], compute: st
     return known[compute]
 
 
-def starts_of(comms: Sequence[Launched], waits: Sequence[StreamWait], compute: str) -> Mapping[int, Start]:
+def starts_of(comms: Sequence[LaunchedCollective], waits: Sequence[StreamWait], compute: str) -> Mapping[int, Start]:
     """Correlation of a collective -> what it waits for. One on the computation's stream waits for what is before it."""
     # Of each stream the latest place of every other stream that it depends on; a log of it, because a wait is for what
     # the other stream depended on when the event was recorded.
     clocks: dict[str, dict[str, int]] = defaultdict(dict)
     logs: dict[str, list[tuple[int, dict[str, int]]]] = defaultdict(list)
     found: dict[int, Start] = {}
-    items: list[tuple[int, Launched | StreamWait]] = [
+    items: list[tuple[int, LaunchedCollective | StreamWait]] = [
         *((comm.correlation, comm) for comm in comms),
         *((wait.correlation, wait) for wait in waits),
     ]
     for place, item in sorted(items, key=lambda pair: pair[0]):
         clock = clocks[item.stream]
-        if isinstance(item, Launched):
+        if isinstance(item, LaunchedCollective):
             if item.stream == compute:
                 found[place] = Start(place, ())
                 continue

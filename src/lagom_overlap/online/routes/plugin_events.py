@@ -20,7 +20,7 @@ from lagom_overlap.collective import CollectiveKind, ConfigKey
 from lagom_overlap.online.routes.base import CallRecord, StepRecord
 from lagom_overlap.online.routes.launch_order import (
     Computation,
-    Launched,
+    LaunchedCollective,
     computation_of,
     is_ordered,
     joins_of,
@@ -215,7 +215,7 @@ def _record(key: ConfigKey, call: TimedCall) -> CallRecord:
 
 
 def _timed(
-    comm: Launched, kind: CollectiveKind, computation: Computation, join: int | None, origin_ns: int
+    comm: LaunchedCollective, kind: CollectiveKind, computation: Computation, join: int | None, origin_ns: int
 ) -> TimedCall:
     """Times of one collective against the computation's stream."""
     issued_ns = min(computation.reached_ns(comm.correlation, origin_ns), comm.start_ns)

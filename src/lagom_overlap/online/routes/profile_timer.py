@@ -42,7 +42,7 @@ from lagom_overlap.nccl_plugin.profile_log import ProfiledCollective, ProfileFla
 from lagom_overlap.online.program import groups_of, program_of, times_of
 from lagom_overlap.online.routes.launch_order import launched
 from lagom_overlap.online.routes.plugin_events import TimedCall, step_length_s, step_record, timed_calls
-from lagom_overlap.online.routes.step_pattern import Span, StepPattern, is_same_sequence, pattern_of
+from lagom_overlap.online.routes.step_pattern import KernelSpan, StepPattern, is_same_sequence, pattern_of
 from lagom_overlap.online.step_clock import MS_PER_S
 from lagom_overlap.trace.gpu_trace import GpuTrace, KnobReach
 from lagom_overlap.units import NS
@@ -78,7 +78,7 @@ class TraceTimer(Protocol):
         """The step's length in seconds and its trace; None where there is none."""
 
 
-class Recorder(Protocol):
+class StepProfiler(Protocol):
     """NCCL's profiler around a step."""
 
     def begin(self) -> None:
@@ -97,7 +97,7 @@ class Recorder(Protocol):
 
 
 class RingRecorder:
-    """Implements `Recorder` by our plug-in and the ring that it was started with."""
+    """Implements `StepProfiler` by our plug-in and the ring that it was started with."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class RingRecorder:
         plugin.profile(is_enabled=False)
 
     def begin(self) -> None:
-        """See `Recorder`."""
+        """See `StepProfiler`."""
         if self._ring is None:
             ring = ProfileRing(self._path, self._plugin.flush_profile)
             if ring.process_id != getpid():
@@ -129,7 +129,7 @@ class RingRecorder:
             raise TableError("NCCL runs no communicator under it")
 
     def end(self, is_whole: Callable[[Sequence[ProfiledCollective]], bool]) -> list[ProfiledCollective]:
-        """See `Recorder`."""
+        """See `StepProfiler`."""
         assert self._ring is not None, "end before begin"
         until_s, found = self._clock() + self._limit_s, list[ProfiledCollective]()
         try:
@@ -190,7 +190,7 @@ class ProfileTimer:
     def __init__(
         self,
         kernels: TraceTimer,
-        recorder: Recorder,
+        recorder: StepProfiler,
         *,
         make_event: Callable[[], Any],
         synchronize: Callable[[], None],
@@ -466,7 +466,7 @@ def _replayed(
     spans = []
     for call in calls:
         begun_s = max(0.0, told.head_s + (_start_ns(call) - first_ns) * NS)
-        spans.append(Span(begun_s, begun_s + (call.duration_s or 0.0), call.num_channels or 0))
+        spans.append(KernelSpan(begun_s, begun_s + (call.duration_s or 0.0), call.num_channels or 0))
     last_s = max(span.ended_s for span in spans)
     length_s = last_s + told.after_s if elapsed_s is None else max(elapsed_s - told.idle_s, last_s)
     return length_s, told.pattern.replay(spans, length_s)

@@ -25,7 +25,7 @@ from typing import Final
 
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.errors import TraceError
-from lagom_overlap.online.routes.launch_order import Launched, computation_of, launched, starts_of
+from lagom_overlap.online.routes.launch_order import LaunchedCollective, computation_of, launched, starts_of
 from lagom_overlap.online.routes.plugin_events import TimedCall, step_length_s, timed_calls
 from lagom_overlap.trace.gpu_trace import NS_PER_S, GpuTrace, KnobReach
 
@@ -73,7 +73,7 @@ class _Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class KernelSpan:
     """When a collective ran, in seconds since the step's first GPU event, and on how many channels."""
 
     begun_s: float
@@ -97,7 +97,7 @@ class StepPattern:
         """The calls as they were profiled."""
         return tuple(call.seen for call in self.calls)
 
-    def replay(self, spans: Sequence[Span], length_s: float) -> tuple[TimedCall, ...]:
+    def replay(self, spans: Sequence[KernelSpan], length_s: float) -> tuple[TimedCall, ...]:
         """The calls of a later step of `length_s` in which they ran at `spans`."""
         joined, issued = dict[int, tuple[float, float]](), dict[int, float]()
         begins, begun_s = 0, 0.0
@@ -116,7 +116,7 @@ class StepPattern:
             for number, (call, span) in enumerate(zip(self.calls, spans, strict=True))
         )
 
-    def _dates(self, spans: Sequence[Span], length_s: float) -> list[tuple[int, float]]:
+    def _dates(self, spans: Sequence[KernelSpan], length_s: float) -> list[tuple[int, float]]:
         """Up to which points a time is known, and which; the last is the end of the step."""
         found, last_s = [], 0.0
         for end, point in enumerate(self.points, start=1):
@@ -126,7 +126,7 @@ class StepPattern:
                 last_s = mark_s
         return [*found, (len(self.points), length_s)]
 
-    def _mark_s(self, number: int, spans: Sequence[Span]) -> float | None:
+    def _mark_s(self, number: int, spans: Sequence[KernelSpan]) -> float | None:
         """When the computation had come to the call's mark; None if the call does not tell."""
         call = self.calls[number]
         if call.lag_s is None or not _is_idle(spans[number], [spans[before] for before in call.after]):
@@ -202,7 +202,7 @@ def _shape(calls: Sequence[TimedCall]) -> tuple[object, ...]:
     )
 
 
-def _check_reported(comms: Sequence[Launched], least_bytes: int) -> None:
+def _check_reported(comms: Sequence[LaunchedCollective], least_bytes: int) -> None:
     for comm in comms:
         call = comm.call
         if call.kind is None or call.reach is not KnobReach.TUNER:
@@ -253,7 +253,9 @@ def _points(
     return tuple(points), max(0.0, length_s - now_s)
 
 
-def _run(points: Sequence[_Point], spans: Sequence[Span], begun_s: float, stretch: float) -> list[tuple[float, float]]:
+def _run(
+    points: Sequence[_Point], spans: Sequence[KernelSpan], begun_s: float, stretch: float
+) -> list[tuple[float, float]]:
     """When the computation comes to each point and goes on from it, if it takes `stretch` times as long."""
     now_s, found = begun_s, []
     for point in points:
@@ -263,7 +265,9 @@ def _run(points: Sequence[_Point], spans: Sequence[Span], begun_s: float, stretc
     return found
 
 
-def _stretch(points: Sequence[_Point], tail_s: float, spans: Sequence[Span], begun_s: float, date_s: float) -> float:
+def _stretch(
+    points: Sequence[_Point], tail_s: float, spans: Sequence[KernelSpan], begun_s: float, date_s: float
+) -> float:
     """The stretch with which an interval ends at its date; 1 where none does, or a wait before the date hides it."""
 
     def late_s(stretch: float) -> float:
@@ -286,15 +290,15 @@ def _stretch(points: Sequence[_Point], tail_s: float, spans: Sequence[Span], beg
     return high
 
 
-def _is_idle(span: Span, before: Sequence[Span]) -> bool:
+def _is_idle(span: KernelSpan, before: Sequence[KernelSpan]) -> bool:
     return all(span.begun_s > other.ended_s + RESOLUTION_S for other in before)
 
 
-def _span(call: TimedCall) -> Span:
-    return Span(call.begun_s, call.ended_s, call.num_channels)
+def _span(call: TimedCall) -> KernelSpan:
+    return KernelSpan(call.begun_s, call.ended_s, call.num_channels)
 
 
-def _replayed(seen: TimedCall, span: Span, issued_s: float, joined: tuple[float, float] | None) -> TimedCall:
+def _replayed(seen: TimedCall, span: KernelSpan, issued_s: float, joined: tuple[float, float] | None) -> TimedCall:
     return TimedCall(
         kind=seen.kind,
         num_bytes=seen.num_bytes,

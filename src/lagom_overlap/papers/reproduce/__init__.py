@@ -23,7 +23,7 @@ from lagom_overlap.papers.reproduce.ground import PROFILES
 from lagom_overlap.papers.reproduce.hidden import breakdown_lines, hidden
 from lagom_overlap.papers.reproduce.judge import FITTED_PROFILES, under_profile
 from lagom_overlap.papers.reproduce.optimality import optimality
-from lagom_overlap.papers.reproduce.result import Bar, Case, Curve, Line, ReproducedSurface, ReproduceReport
+from lagom_overlap.papers.reproduce.result import Case, Curve, Line, ReproducedSurface, ReproduceReport, SpeedupBar
 from lagom_overlap.papers.reproduce.scaling import scaling
 from lagom_overlap.record import utc_now
 
@@ -76,7 +76,7 @@ class _Found:
     surfaces: list[ReproducedSurface] = field(default_factory=list)
     curves: list[Curve] = field(default_factory=list)
     cases: list[Case] = field(default_factory=list)
-    bars: list[Bar] = field(default_factory=list)
+    bars: list[SpeedupBar] = field(default_factory=list)
 
     def add(self, other: "_Found") -> None:
         """Another chapter's, behind."""

@@ -10,7 +10,7 @@ from typing import Final
 from lagom_overlap.collective import CollectiveKind, CommConfig, chunk_bytes_of_slice
 from lagom_overlap.papers.reproduce.ground import DEFAULT, model_of, search
 from lagom_overlap.papers.reproduce.judge import LEAST_SHARE, as_built_in, judge_number
-from lagom_overlap.papers.reproduce.result import Bar, Line, ReproducedVerdict
+from lagom_overlap.papers.reproduce.result import Line, ReproducedVerdict, SpeedupBar
 from lagom_overlap.papers.workloads import load_table2, paper_step
 from lagom_overlap.sim import GroupSimulator, simulate_iteration
 from lagom_overlap.tuners.problem import Assignment
@@ -69,7 +69,7 @@ class _Patterns:
         return self.default_s(group) / self._simulators[group.name].evaluate(assignment).makespan_s
 
 
-def _published_configs(held: _Patterns) -> tuple[list[Bar], list[Line]]:
+def _published_configs(held: _Patterns) -> tuple[list[SpeedupBar], list[Line]]:
     """The paper's configurations, set by hand."""
     scatter = tuple(LAGOM_RS if index == held.scatter else DEFAULT for index in range(2))
     rows: tuple[tuple[OverlapGroup, str, float, Assignment, str], ...] = (
@@ -81,7 +81,7 @@ def _published_configs(held: _Patterns) -> tuple[list[Bar], list[Line]]:
     for group, config, published, assignment, why in rows:
         ours = held.speedup(group, assignment)
         pattern = held.title(group)
-        bars.append(Bar(pattern=pattern, config=config, profile=held.profile, published=published, ours=ours))
+        bars.append(SpeedupBar(pattern=pattern, config=config, profile=held.profile, published=published, ours=ours))
         lines.append(
             Line(
                 figure="fig8",
@@ -107,7 +107,7 @@ def _judge_channels(channels: int, published: int, tuner: str) -> ReproducedVerd
     return as_built_in(verdict) if tuner == "lagom" else verdict
 
 
-def _own_choices(held: _Patterns, seed: int) -> tuple[list[Bar], list[Line]]:
+def _own_choices(held: _Patterns, seed: int) -> tuple[list[SpeedupBar], list[Line]]:
     """What the tuners choose here."""
     groups = (held.first, held.second)
     chosen = {name: search(name, groups, held.model, seed).assignments for name in ("autoccl", "lagom")}
@@ -121,7 +121,7 @@ def _own_choices(held: _Patterns, seed: int) -> tuple[list[Bar], list[Line]]:
         config, ours, pattern = assignment[place], held.speedup(group, assignment), held.title(group)
         kind = group.comms[place].collective.kind.replace("_", "-")
         bars.append(
-            Bar(pattern=pattern, config=f"{label}'s own choice", profile=held.profile, published=None, ours=ours)
+            SpeedupBar(pattern=pattern, config=f"{label}'s own choice", profile=held.profile, published=None, ours=ours)
         )
         why = "The ladder stops at the first rung that hides communication."
         if tuner == "autoccl":
@@ -149,7 +149,7 @@ def _own_choices(held: _Patterns, seed: int) -> tuple[list[Bar], list[Line]]:
     return bars, lines
 
 
-def figure8(profile: str, seed: int) -> tuple[list[Bar], list[Line]]:
+def figure8(profile: str, seed: int) -> tuple[list[SpeedupBar], list[Line]]:
     """Bars of both patterns and the paper's sentences."""
     held = _Patterns(profile)
     bars, lines = _published_configs(held)

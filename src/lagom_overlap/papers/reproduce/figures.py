@@ -6,7 +6,7 @@ from typing import Final
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from lagom_overlap.papers.reproduce.result import Bar, Case, Curve, Line, ReproducedSurface, ReproducedVerdict
+from lagom_overlap.papers.reproduce.result import Case, Curve, Line, ReproducedSurface, ReproducedVerdict, SpeedupBar
 from lagom_overlap.report.style import (
     ACCENT,
     BAD,
@@ -181,7 +181,7 @@ def gains_figure(cases: Sequence[Case], profile: str) -> go.Figure:
     return lay_out(figure, 140 + 22 * len(mine), xaxis=axis, yaxis=rows, bargap=0.25)
 
 
-def patterns_figure(bars: Sequence[Bar]) -> go.Figure:
+def patterns_figure(bars: Sequence[SpeedupBar]) -> go.Figure:
     """Fig. 8 a and b: speedups of the two patterns, the paper's next to ours."""
     rows = list(dict.fromkeys((bar.pattern, bar.config) for bar in bars))
     names = [f"{pattern}: {config}" for pattern, config in rows]

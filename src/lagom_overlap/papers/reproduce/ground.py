@@ -18,7 +18,7 @@ from typing import Final
 from lagom_overlap.backends.base import BackendRequest
 from lagom_overlap.backends.simulated import SimulatedBackend
 from lagom_overlap.collective import Algorithm, CommConfig, Protocol, SpaceLimits, chunk_bytes_of_slice
-from lagom_overlap.cost import Collectives, ContentionModel, Links, load_profile
+from lagom_overlap.cost import Collectives, ContentionModel, LinkSource, load_profile
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.sim import GroupSimulator
 from lagom_overlap.tuners.base import Problems
@@ -44,7 +44,7 @@ _MAX_STEPS: Final = 2000
 @cache
 def model_of(cluster: str, profile: str, num_nodes: int | None = None) -> ContentionModel:
     """The contention model of a preset under a profile, with the paper's default and wires under both."""
-    held = replace(load_profile(profile), collectives=Collectives.PAPER, links=Links.STATED)
+    held = replace(load_profile(profile), collectives=Collectives.PAPER, links=LinkSource.STATED)
     return ContentionModel(load_preset(cluster, num_nodes=num_nodes), held)
 
 

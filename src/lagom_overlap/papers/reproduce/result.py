@@ -92,7 +92,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
+class SpeedupBar:
     """One bar of Fig. 8: a pattern's speedup over the default, published (None: the paper has none) and ours."""
 
     pattern: str
@@ -113,7 +113,7 @@ class ReproduceReport:
     surfaces: tuple[ReproducedSurface, ...] = ()
     curves: tuple[Curve, ...] = ()
     cases: tuple[Case, ...] = ()
-    bars: tuple[Bar, ...] = ()
+    bars: tuple[SpeedupBar, ...] = ()
     profile_labels: dict[str, str] = field(default_factory=dict)
     ground: str = SIMULATOR
 

@@ -59,7 +59,7 @@ _USERBUFFERS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contended:
+class SwitchedStep:
     """A step that Megatron's switches mean, who runs when in it, and the settings of its collectives."""
 
     iteration: Iteration
@@ -105,7 +105,7 @@ class RegisteredBuffers(ContentionModel):
         )
 
 
-def contended(problem: PlanProblem, flags: MegatronFlags, price: FrameworkModel) -> Contended:
+def contended(problem: PlanProblem, flags: MegatronFlags, price: FrameworkModel) -> SwitchedStep:
     """The step that the switches mean, as every step is simulated: computations and collectives slow each other.
 
     A communicator runs one collective at a time, and the framework's launches are in it.
@@ -115,7 +115,7 @@ def contended(problem: PlanProblem, flags: MegatronFlags, price: FrameworkModel)
     registered = RegisteredBuffers(*(getattr(model, field.name) for field in fields(model) if field.init))
     settings = _settings(problem, planned, flags, registered)
     simulator = FrameworkModel(registered, price.constants).simulator(one_at_a_time(planned))
-    return Contended(iteration=planned, configs=settings, timeline=simulator.timeline(settings))
+    return SwitchedStep(iteration=planned, configs=settings, timeline=simulator.timeline(settings))
 
 
 def contended_s(problem: PlanProblem, flags: MegatronFlags, price: FrameworkModel) -> float:

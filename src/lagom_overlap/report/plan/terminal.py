@@ -19,7 +19,7 @@ from lagom_overlap.report.plan.words import (
     solved_text,
 )
 from lagom_overlap.results.plan import PlanExecution, PlanResult
-from lagom_overlap.results.plan_decisions import Decision
+from lagom_overlap.results.plan_decisions import PlanDecision
 from lagom_overlap.units import format_memory, format_seconds
 
 MAX_ROWS: Final = 8
@@ -73,7 +73,7 @@ def _quantities(result: PlanResult) -> Fitted:
     return Fitted(table)
 
 
-def _decisions(decisions: Sequence[Decision]) -> list[RenderableType]:
+def _decisions(decisions: Sequence[PlanDecision]) -> list[RenderableType]:
     if not decisions:
         return [Text("The plan leaves every collective where it is.")]
     counts = Counter(

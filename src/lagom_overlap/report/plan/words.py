@@ -6,7 +6,7 @@ from typing import Final
 from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.planners.simulated import Simulation
 from lagom_overlap.results.plan import PlanExecution, PlanResult
-from lagom_overlap.results.plan_decisions import Decision
+from lagom_overlap.results.plan_decisions import PlanDecision
 from lagom_overlap.units import format_seconds
 
 
@@ -76,7 +76,7 @@ def run_rows(run: PlanExecution) -> list[tuple[str, ...]]:
     ]
 
 
-def decision_text(decision: Decision) -> str:
+def decision_text(decision: PlanDecision) -> str:
     """What is done with a collective, in words."""
     said = []
     if decision.substitution is not None:
@@ -97,7 +97,7 @@ def decision_text(decision: Decision) -> str:
     return "; ".join(said)
 
 
-def decisions_headline(decisions: Sequence[Decision]) -> str:
+def decisions_headline(decisions: Sequence[PlanDecision]) -> str:
     """How many collectives are treated otherwise, and how many computations are cut alone."""
     num_comps = sum(decision.is_computation for decision in decisions)
     alone = f", {num_comps} computation{'s'[: num_comps > 1]} cut alone" if num_comps else ""

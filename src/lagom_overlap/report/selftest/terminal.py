@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lagom_overlap.cost.measured_surface import Point
-from lagom_overlap.nccl_plugin.capability import Knobs, MapRow, Outcome
+from lagom_overlap.nccl_plugin.capability import Knobs, MapRow, SettingOutcome
 from lagom_overlap.report.fitted import Fitted
 from lagom_overlap.results.selftest import SelfTestResult
 from lagom_overlap.units import format_bytes, format_seconds
@@ -26,7 +26,7 @@ def settings_table(rows: Sequence[MapRow]) -> Fitted:
         groups[row.kind, row.num_bytes, _way(row.asked)].append(row)
     before = None
     for (kind, num_bytes, way), mine in sorted(groups.items()):
-        is_wrong = any(row.outcome is Outcome.WRONG for row in mine)
+        is_wrong = any(row.outcome is SettingOutcome.WRONG for row in mine)
         call = f"{kind}\n{format_bytes(num_bytes)}"
         table.add_row(
             Text("" if call == before else call),
@@ -89,7 +89,7 @@ def _wrong_words(wrong: Sequence[MapRow], rows: Sequence[MapRow]) -> list[str]:
     if not wrong:
         return []
     lines = [f"WRONG RESULTS: {len(wrong)} settings. Do not train with these:"]
-    right = {row.kind for row in rows if row.outcome is not Outcome.WRONG}
+    right = {row.kind for row in rows if row.outcome is not SettingOutcome.WRONG}
     for kind in dict.fromkeys(row.kind for row in wrong if row.kind not in right):
         lines.append(f"  {kind}: every setting, NCCL's own choice too; a library built without it does nothing")
     some = [row for row in wrong if row.kind in right]
@@ -132,21 +132,21 @@ def _span(values: Sequence[str]) -> str:
 
 def _ran_words(rows: Sequence[MapRow]) -> str:
     """What did not run as asked, put together by what it became; NCCL's own choice where nothing was asked."""
-    wrong = [row.asked for row in rows if row.outcome is Outcome.WRONG]
+    wrong = [row.asked for row in rows if row.outcome is SettingOutcome.WRONG]
     if len(wrong) == len(rows):
         return f"WRONG RESULTS, all {len(rows)}" if len(rows) > 1 else "WRONG RESULT"
     parts = [
         f"{_way(row.ran)} on {row.ran.num_channels or '?'} ch."
         for row in rows
-        if row.asked == Knobs() and row.outcome is not Outcome.WRONG
+        if row.asked == Knobs() and row.outcome is not SettingOutcome.WRONG
     ]
     became: dict[tuple[bool, str], list[int]] = defaultdict(list)
     for row in rows:
-        if row.outcome not in (Outcome.AS_ASKED, Outcome.WRONG):
+        if row.outcome not in (SettingOutcome.AS_ASKED, SettingOutcome.WRONG):
             is_chunk, asked, ran = _difference(row)
             became[is_chunk, ran].append(asked)
     parts += [f"{_values(asked, is_chunk=is_chunk)} ran {ran}" for (is_chunk, ran), asked in sorted(became.items())]
-    num_as_asked = sum(row.outcome is Outcome.AS_ASKED and row.asked != Knobs() for row in rows)
+    num_as_asked = sum(row.outcome is SettingOutcome.AS_ASKED and row.asked != Knobs() for row in rows)
     if num_as_asked:
         parts.insert(0, "as asked" if num_as_asked == len(rows) else f"{num_as_asked} as asked")
     parts += [f"WRONG RESULT with {_one(asked)}" for asked in wrong]
@@ -156,7 +156,7 @@ def _ran_words(rows: Sequence[MapRow]) -> str:
 def _difference(row: MapRow) -> tuple[bool, int, str]:
     """Whether it is of the chunk, the value asked, and what ran in its place."""
     asked, ran = row.asked, row.ran
-    if row.outcome is Outcome.NOT_APPLIED:
+    if row.outcome is SettingOutcome.NOT_APPLIED:
         return bool(asked.chunk_bytes), asked.chunk_bytes or asked.num_channels or 0, f"as {_way(ran)}"
     if asked.num_channels and ran.num_channels and asked.num_channels != ran.num_channels:
         return False, asked.num_channels, f"{ran.num_channels} ch."

@@ -4,7 +4,7 @@ from typing import Final
 
 from lagom_overlap.report.bars import WIDTH, Bar, span_bar
 from lagom_overlap.report.render import render
-from lagom_overlap.report.simulate.words import Part, headline, size_text, stage_parts
+from lagom_overlap.report.simulate.words import IterationShare, headline, size_text, stage_parts
 from lagom_overlap.report.style import COMPUTE, colour_of
 from lagom_overlap.report.what_if import what_if_section
 from lagom_overlap.results.simulate import SimulateResult
@@ -15,9 +15,9 @@ MAX_SPANS: Final = 4000
 """Spans of the timeline that are drawn; the page says so where there are more."""
 
 
-def _stage_bars(result: SimulateResult) -> tuple[list[Bar], list[Part]]:
+def _stage_bars(result: SimulateResult) -> tuple[list[Bar], list[IterationShare]]:
     """One stacked bar per stage, and every kind of part once for the legend."""
-    bars, legend = [], dict[str, Part]()
+    bars, legend = [], dict[str, IterationShare]()
     communicators = sorted({name for stage in result.stages for name in stage.communicators})
     for row, stage in enumerate(result.stages):
         x = 0.0

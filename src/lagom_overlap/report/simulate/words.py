@@ -13,7 +13,7 @@ _COLOURS: Final = {"compute": COMPUTE[0], "launch gaps": NEUTRAL, "bubble": "#C9
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class IterationShare:
     """A share of a stage's iteration."""
 
     name: str
@@ -21,7 +21,7 @@ class Part:
     colour: str
 
 
-def stage_parts(stage: SimulatedStage, iteration_s: float, communicators: Sequence[str]) -> tuple[Part, ...]:
+def stage_parts(stage: SimulatedStage, iteration_s: float, communicators: Sequence[str]) -> tuple[IterationShare, ...]:
     """The parts of one stage, in the order in which they are drawn; what is empty is left out.
 
     `communicators` are those of all stages. One counts what of it is exposed; what it stretches computation by is
@@ -34,7 +34,7 @@ def stage_parts(stage: SimulatedStage, iteration_s: float, communicators: Sequen
     rest = iteration_s - sum(seconds for _, seconds in sizes)
     sizes += [("waits at the end", rest)]
     shown = [(name, seconds) for name, seconds in sizes if seconds > 1e-9 * iteration_s]
-    return tuple(Part(name, seconds, _colour(name, communicators)) for name, seconds in shown)
+    return tuple(IterationShare(name, seconds, _colour(name, communicators)) for name, seconds in shown)
 
 
 def _colour(name: str, communicators: Sequence[str]) -> str:

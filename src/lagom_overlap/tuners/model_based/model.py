@@ -243,7 +243,7 @@ CALL_WORK = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Fit:
+class ModelFit:
     """Best parameters (S, P), their covariances (S, P, P) and costs (S,), half a sum of squares, prior included."""
 
     params: Floats
@@ -335,7 +335,7 @@ class Evidence:
         )
         model.run("ls_prepare", byref(self.struct))
 
-    def fit_wire(self, prior: Prior, start: Floats) -> Fit:
+    def fit_wire(self, prior: Prior, start: Floats) -> ModelFit:
         """The wire's constants, from all collectives' times."""
         params, covariance, cost = start.copy(), np.empty((len(start), len(start))), np.empty(1)
         self.model.run(
@@ -343,9 +343,9 @@ class Evidence:
             *(byref(self.struct), address(prior.mean), address(prior.sd), NUM_STEPS),
             *map(address, (params, covariance, cost)),
         )
-        return Fit(params=params[None], covariance=covariance[None], cost=cost)
+        return ModelFit(params=params[None], covariance=covariance[None], cost=cost)
 
-    def fit_body(self, wires: "Wires", sms: Ints, prior: Prior, start: Floats) -> Fit:
+    def fit_body(self, wires: "Wires", sms: Ints, prior: Prior, start: Floats) -> ModelFit:
         """The computations' constants for S SM counts, from starts (S, P), given what the wires are like."""
         params, cost = start.copy(), np.empty(len(sms))
         covariance = np.empty((len(sms), NUM_PARAMS, NUM_PARAMS))
@@ -355,7 +355,7 @@ class Evidence:
             *(address(prior.mean), address(prior.sd), NUM_STEPS),
             *map(address, (params, covariance, cost)),
         )
-        return Fit(params=params, covariance=covariance, cost=cost)
+        return ModelFit(params=params, covariance=covariance, cost=cost)
 
 
 class Wires:

@@ -17,8 +17,8 @@ import numpy as np
 from lagom_overlap.tuners.model_based.model import (
     ComputeModel,
     Evidence,
-    Fit,
     GroupModel,
+    ModelFit,
     Prior,
     Wires,
     compute_model_of,
@@ -44,7 +44,7 @@ class Lesson:
     prior_sd: Floats
 
     @classmethod
-    def of(cls, found: Fit, best: int, prior: Prior) -> "Lesson":
+    def of(cls, found: ModelFit, best: int, prior: Prior) -> "Lesson":
         """From a group's own fit under its own prior."""
         before = prior.sd**-2
         after = 1 / np.diagonal(found.covariance[best])
@@ -125,8 +125,8 @@ class _Posteriors:
 
     evidence: Evidence
     wires: Wires
-    wire: Fit
-    body: Fit
+    wire: ModelFit
+    body: ModelFit
     roots: dict[int, Floats] = field(default_factory=dict)
 
     def root(self, number: int, covariance: Floats) -> Floats:
@@ -202,7 +202,7 @@ class Posterior:
 
     def _fit_body(
         self, evidence: Evidence, wires: Wires, pool: Pool, name: str, *, same_wire: bool
-    ) -> tuple[Fit, bool]:
+    ) -> tuple[ModelFit, bool]:
         """The fit, and whether it believes other runs."""
         compute_model, prior = self._model.compute_model, self._model.compute_model.prior
         key = "body", compute_model.knowledge
@@ -229,7 +229,7 @@ class Posterior:
         if len(evidence.record.num) >= FEW and len(self._sms) > MAX_SM_COUNTS:
             kept = np.argsort(found.cost, kind="stable")[:MAX_SM_COUNTS]
             self._sms = self._sms[kept]
-            found = Fit(params=found.params[kept], covariance=found.covariance[kept], cost=found.cost[kept])
+            found = ModelFit(params=found.params[kept], covariance=found.covariance[kept], cost=found.cost[kept])
         return found, is_warm
 
 

@@ -21,7 +21,7 @@ _NAMES: Final = {
 }
 
 
-class Issuer(Protocol):
+class IssueHooks(Protocol):
     """A framework's hooks around the units of a step, called in the order in which the host runs them."""
 
     def begin(self, batch: int) -> None:

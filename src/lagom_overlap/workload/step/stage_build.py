@@ -13,7 +13,7 @@ from lagom_overlap.workload.step.chunk import Chunk
 from lagom_overlap.workload.step.fsdp2 import Fsdp2Issuer
 from lagom_overlap.workload.step.graph import StepGraph
 from lagom_overlap.workload.step.groups import PIPELINE, SHARDS, TENSOR, TIED
-from lagom_overlap.workload.step.issue import Issuer, StepCollectives
+from lagom_overlap.workload.step.issue import IssueHooks, StepCollectives
 from lagom_overlap.workload.step.layerwise import Layerwise
 from lagom_overlap.workload.step.mtp import MtpOps
 from lagom_overlap.workload.step.operators import StepOps, StepShape
@@ -60,7 +60,7 @@ class StageBuild:
         self.comms = StepCollectives(self.graph, shape, rules, num_batches)
         self._issuer = self._issuer_of(explicit_prefetch)
 
-    def _issuer_of(self, explicit_prefetch: int | None) -> Issuer:
+    def _issuer_of(self, explicit_prefetch: int | None) -> IssueHooks:
         layout, sharding = self.shape.layout, self._rules.sharding
         if sharding is Sharding.FSDP2:
             if layout.prefetch > 1:
