@@ -73,6 +73,7 @@ class Route(Stock):
         self._route = gloo.GlooRoute(new_store())
         self.keys: set[Any] = set()
         self._epoch = 0
+        self._is_closed = False
         self.stats = {"set": 0}
 
     def on_model(self, model: nn.Module, optimizer: Any) -> None:
@@ -81,7 +82,7 @@ class Route(Stock):
 
     @contextlib.contextmanager
     def step(self, number: int) -> Iterator[None]:
-        if number in {2, 4, 5}:
+        if number in {2, 4, 5} and not self._is_closed:
             self._switch({} if number == 5 else self._table(number))
         is_measured = number not in {0, 2, 5}
         self._route.begin_step(is_measured=is_measured)
@@ -89,6 +90,7 @@ class Route(Stock):
             yield
         except BaseException:
             self._route.close()
+            self._is_closed = True
             raise
         if is_measured:
             self.keys |= {call.key for call in self._route.end_step().calls}
