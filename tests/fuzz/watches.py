@@ -96,6 +96,7 @@ class Route(Stock):
             self.keys |= {call.key for call in self._route.end_step().calls}
         if number == 5:
             self._route.close()
+            self._is_closed = True
 
     def _table(self, number: int) -> dict[Any, CommConfig]:
         # An all-reduce of more than two ranks sums in another order when it is sliced: `deterministic` leaves it alone.
