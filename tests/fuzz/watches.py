@@ -89,14 +89,12 @@ class Route(Stock):
         try:
             yield
         except BaseException:
-            self._route.close()
-            self._is_closed = True
+            self.close()
             raise
         if is_measured:
             self.keys |= {call.key for call in self._route.end_step().calls}
         if number == 5:
-            self._route.close()
-            self._is_closed = True
+            self.close()
 
     def _table(self, number: int) -> dict[Any, CommConfig]:
         # An all-reduce of more than two ranks sums in another order when it is sliced: `deterministic` leaves it alone.
@@ -110,6 +108,7 @@ class Route(Stock):
         self.stats["set"] = max(self.stats["set"], len(rows))
 
     def close(self) -> None:
+        self._is_closed = True
         self._route.close()
 
 
