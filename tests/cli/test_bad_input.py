@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from lagom_overlap import registry
 from lagom_overlap.cli import main
-from lagom_overlap.jobfile import registry
 
 SIMULATED = """
 [job]
@@ -272,7 +272,7 @@ def test_an_extra_that_is_missing_gives_the_pip_line(monkeypatch):
 
     monkeypatch.setattr(registry.metadata, "entry_points", lambda group: [Broken()])
     with pytest.raises(registry.MissingDependencyError, match=r"pip install 'lagom-overlap\[torch\]'"):
-        registry._load("lagom_overlap.backends", "backend", "gloo")
+        registry.load("lagom_overlap.backends", "backend", "gloo")
 
 
 def test_tune_prints_one_json_object_with_the_promised_keys(tmp_path, capsys):

@@ -62,12 +62,12 @@ class GathersFirst:
 @pytest.fixture(autouse=True)
 def planners(monkeypatch):
     known = {"gathers_first": GathersFirst, "program_order": ProgramOrder}
-    real = registry._load
+    real = registry.load
 
     def load(group, what, name):
         return known[name] if group == registry.PLANNERS and name in known else real(group, what, name)
 
-    monkeypatch.setattr(registry, "_load", load)
+    monkeypatch.setattr(registry, "load", load)
 
 
 def lagom(tmp_path: Path, capsys, text: str, *flags: str) -> tuple[int, str, str]:

@@ -20,6 +20,8 @@ OURS = {
     "lagom_overlap.cli.stdout",
     "lagom_overlap.errors",
     "lagom_overlap.interrupts",
+    "lagom_overlap.papers",
+    "lagom_overlap.papers.flags",
     "lagom_overlap.planners",
     "lagom_overlap.planners.carriers",
 }

@@ -16,7 +16,7 @@ from lagom_overlap.export.plugin_table import CHECKSUM_VARIABLE, checksum_of
 from lagom_overlap.nccl_plugin.fake_host import FakeNccl, load_fake_library
 from lagom_overlap.nccl_plugin.library import TunerPlugin
 from lagom_overlap.nccl_plugin.table_writer import ProcessCommunicator, encode_table, write_table
-from lagom_overlap.online import launch_fixed, launch_hooks, launch_session
+from lagom_overlap.online import launch_fixed, launch_hooks, launch_observe, launch_session
 from lagom_overlap.online.replaced_ranks import ReplacedRanks
 from lagom_overlap.units import MIB
 
@@ -300,12 +300,12 @@ def test_what_the_plugin_recorded_is_said_once_by_rank_0_if_there_is_a_plugin_an
     record = tmp_path / "record.bin"
     if is_written:
         record.write_bytes(b"")
-    monkeypatch.setattr(launch_session, "say", said.append)
-    monkeypatch.setattr(launch_session, "report_lines", lambda shares, reason: "shares")
-    monkeypatch.setattr(launch_session, "read_record", lambda path: ("record of", path))
-    monkeypatch.setattr(launch_session, "record_lines", lambda found: found)
+    monkeypatch.setattr(launch_observe, "say", said.append)
+    monkeypatch.setattr(launch_observe, "report_lines", lambda shares, reason: "shares")
+    monkeypatch.setattr(launch_observe, "read_record", lambda path: ("record of", path))
+    monkeypatch.setattr(launch_observe, "record_lines", lambda found: found)
     ignored = SimpleNamespace(set=lambda *_, **__: None, flush=lambda: None, write=lambda *_, **__: None)
-    observing = launch_session.Observing(
+    observing = launch_observe.Observing(
         None,
         ignored,
         ignored,

@@ -18,6 +18,7 @@ from lagom_overlap.cost.nccl.links import link_of
 from lagom_overlap.cost.nccl.machines import topology_of
 from lagom_overlap.errors import JobError, UnknownNameError
 from lagom_overlap.hardware import load_gpu, load_preset
+from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.spec import ClusterTable, parse_job
 from lagom_overlap.jobfile.step import job_step, stated_cluster
 from lagom_overlap.verbs.simulate import SimulateRequest, run_simulate
@@ -67,7 +68,7 @@ def step_s(**cluster: object) -> float:
         "cluster": cluster,
         "parallel": {"data": 1, "framework": "megatron", "cuda_graph": True},
     }
-    return run_simulate(SimulateRequest(spec=parse_job(raw, "job.toml"))).iteration_s
+    return run_simulate(SimulateRequest(job=Job(parse_job(raw, "job.toml")))).iteration_s
 
 
 def test_half_a_gpu_takes_twice_as_long(gpu_file: str, cluster_file: str) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from lagom_overlap.cost.operators import load_framework
 from lagom_overlap.errors import JobError, UnknownNameError
+from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.spec import parse_job
 from lagom_overlap.jobfile.step import job_step
 from lagom_overlap.planners.carriers import Carrier
@@ -69,7 +70,7 @@ def _step_s(framework: str, **parallel: object) -> float:
         "cluster": {"preset": "h100_dgx"},
         "parallel": {"data": 1, "framework": framework, **parallel},
     }
-    return run_simulate(SimulateRequest(spec=parse_job(raw, "job.toml"))).iteration_s
+    return run_simulate(SimulateRequest(job=Job(parse_job(raw, "job.toml")))).iteration_s
 
 
 def test_a_framework_that_launches_nothing_is_megatron_s_step_as_a_cuda_graph(folder: Path) -> None:
