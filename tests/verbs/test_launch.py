@@ -526,3 +526,18 @@ def test_what_is_no_number_of_nodes_counts_as_one(words: str, nodes: int) -> Non
     """Superscripts are digits to Python, and no number."""
     assert launch.nodes_named(("torchrun", "--nnodes", words, "train.py"), {}) == nodes
     assert launch.nodes_named(("torchrun", "train.py"), {"PET_NNODES": words}) == nodes
+
+
+def test_a_record_that_cannot_be_written_keeps_no_job_from_starting(tmp_path, plugin_library, monkeypatch, caplog):
+    strange = os.fsdecode(b"--name=\xff")
+    asked = LaunchRequest(command=(PYTHON, "train.py", strange), mode=RunMode.OBSERVE, out=tmp_path / "first")
+    launch = prepare(asked, environment())
+    assert launch.command[-1] == strange
+    assert json.loads((tmp_path / "first" / "run.json").read_text())["request"]["command"][-1] == "--name=?"
+
+    def full(path: Path, content: bytes) -> None:
+        raise OutputError(f"cannot write {str(path)!r}: No space left on device")
+
+    monkeypatch.setattr("lagom_overlap.jobfile.run_folder.write_private", full)
+    assert prepare(request(tmp_path), environment()).folder == tmp_path / "run"
+    assert "No space left on device" in caplog.text

@@ -162,10 +162,11 @@ def prepare(request: LaunchRequest, environment: Mapping[str, str]) -> PreparedL
 
 
 def _write_record(request: LaunchRequest, folder: Path) -> None:
-    """Says what is run; of several tasks that share the folder, once."""
+    """Says what is run; of several tasks that share the folder, once. A job starts without it, too."""
     if not (folder / RECORD).exists():
-        asked = {"command": request.command, "mode": request.mode, "config": request.config}
-        RunFolder(folder).write(RunRecord.now(RunKind.RUN, seed=None, request=asked))
+        words = tuple(word.encode(errors="replace").decode() for word in request.command)  # bytes that are no text
+        asked = {"command": words, "mode": request.mode, "config": request.config}
+        RunFolder(folder).write(RunRecord.now(RunKind.RUN, seed=None, request=asked), skips_unwritable=True)
 
 
 def replace_process(launch: PreparedLaunch) -> None:
