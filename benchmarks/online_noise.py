@@ -50,9 +50,10 @@ from lagom_overlap.collective.sites import SiteSetting, site_of
 from lagom_overlap.online.options import OnlineOptions
 from lagom_overlap.online.ranks import exchange as exchange_module
 from lagom_overlap.online.ranks.exchange import Exchange
-from lagom_overlap.online.ranks.leader import Leader, study_factory
+from lagom_overlap.online.ranks.leader import Leader
 from lagom_overlap.online.ranks.member import Member
 from lagom_overlap.online.ranks.messages import SETTLED, Report, SwitchState, WindowPlan
+from lagom_overlap.online.ranks.search import study_factory
 from lagom_overlap.online.routes.base import CallCount, CallRecord, StepRecord
 
 CHANNELS: Final = (1, 2, 4, 8)

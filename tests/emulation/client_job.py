@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from lagom_emulate.protocol import Completed, Describe, Host, Op, ProcessHello, Wait, decode_reply, encode
+from lagom_emulate.protocol import Completed, Describe, Hello, Host, Op, Wait, decode_reply, encode
 
 SYMMETRIC = os.environ.get("LAGOM_EMULATION_SYMMETRIC_HOSTS")
 NUM_HOSTS, HOST = (int(os.environ.get(f"PET_{name}", value)) for name, value in (("NNODES", 1), ("NODE_RANK", 0)))
@@ -28,7 +28,7 @@ class Client:
         self.rank = int(os.environ["RANK"])
         self.host_ns, self.last_op, self.known, self.data = 0, 0, {}, b""
         host = json.loads(Path(os.environ["LAGOM_EMULATION_GPU"]).read_text())["host_index"]
-        self.socket.sendall(encode(ProcessHello(1, self.rank, os.getpid(), host)))
+        self.socket.sendall(encode(Hello(1, self.rank, os.getpid(), host)))
 
     def op(self, description: dict[str, object], stream: int = 0, instance: int = 0, after: int = 0) -> int:
         text = json.dumps(description).encode()

@@ -10,9 +10,9 @@ from lagom_emulate import protocol
 from lagom_emulate.protocol import (
     Describe,
     Ended,
+    Hello,
     Host,
     Op,
-    ProcessHello,
     ProtocolError,
     Query,
     RecordDecoder,
@@ -28,7 +28,7 @@ HEADER = Path(__file__).parents[2] / "emulate" / "csrc" / "protocol.h"
 CODES = {"uint32_t": "I", "int32_t": "i", "uint64_t": "Q"}
 FIELD_NAMES = {"after_op": "after_event_op", "host": "pad"}
 RECORDS = [
-    ProcessHello(1, 3, 4711, 0),
+    Hello(1, 3, 4711, 0),
     Describe(1, b'{"memset": 4}'),
     Op(1, 3, 7, 1, -5, 123, 0, 9),
     Wait(1, 500, 4712),

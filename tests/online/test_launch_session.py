@@ -153,7 +153,8 @@ def test_a_rank_that_is_disabled_alone_takes_all_ranks_off_at_one_step(tmp_path,
 
 @pytest.mark.parametrize("way", ["--observe", "--online"])
 def test_a_child_that_the_job_forks_ends_without_a_word_of_ours(tmp_path, losses, way):
-    code, watched, error = run(tmp_path, way, "--out", "seen", steps=16, by_torchrun=False, FORKS_AT="6")
+    buffers = {"PYTHONUNBUFFERED": "1"}  # else a child prints once more what its parent had not printed yet
+    code, watched, error = run(tmp_path, way, "--out", "seen", steps=16, by_torchrun=False, FORKS_AT="6", **buffers)
     assert code == 0, error
     assert watched == losses("fsdp", 16)
     for rank in range(2):

@@ -31,12 +31,12 @@ STRANGERS = {
     "no json": frame("\0\xff"),
     "nested": frame("[" * 60_000),
     "no object": frame("[]"),
-    "wrong nonce": frame('{"type":"Hello","rank":1,"nonce":"' + "0" * 32 + '"}'),
-    "nonce without a code": frame('{"type":"Hello","rank":1,"nonce":"ä"}'),
-    "empty nonce": frame('{"type":"Hello","rank":1,"nonce":""}'),
+    "wrong nonce": frame('{"type":"Greeting","rank":1,"nonce":"' + "0" * 32 + '"}'),
+    "nonce without a code": frame('{"type":"Greeting","rank":1,"nonce":"ä"}'),
+    "empty nonce": frame('{"type":"Greeting","rank":1,"nonce":""}'),
     "welcome": frame('{"type":"Welcome","nonce":""}'),
     "no hello": frame('{"type":"Gone","rank":1}'),
-    "unknown field": frame('{"type":"Hello","rank":1,"nonce":"","more":1}'),
+    "unknown field": frame('{"type":"Greeting","rank":1,"nonce":"","more":1}'),
 }
 
 

@@ -410,8 +410,8 @@ def is_alone(asks: Question, state: State) -> bool:
     """Whether the answer, now that there is one, will stay the same, and makes no difference to what others hear."""
     if asks[0] == "compare_set":
         return (asks[1], asks[2]) in state.store
-    if asks[0] == "add" and asks[1].endswith("#"):  # whoever is first at a place counts those who have come there
-        return True
+    if asks[0] == "add" and (asks[1].endswith("#") or asks[1].startswith("owed/")):
+        return True  # sums, which nobody looks at before the last one has come
     if asks[0] == "add" and asks[1].startswith("come/"):
         # Who comes last to the first of three equal rounds is left open in the two others.
         return dict(state.store).get(asks[1], 0) + 1 < NUM_RANKS
@@ -447,7 +447,10 @@ def answered(  # noqa: PLR0912 - one case for each question
         case ("add", key, amount):
             total = written.get(key, 0) + amount
             # A rank asks only whether it is the last one, of those at a place also whether it is the first.
-            yield total if total == NUM_RANKS or key.endswith("#") else 1, frozenset((written | {key: total}).items())
+            yield (
+                total if total == NUM_RANKS or key.endswith("#") or key.startswith("owed/") else 1,
+                frozenset((written | {key: total}).items()),
+            )
         case ("delete_key", _):  # of a window that all have left: what is read later all the same would be found
             yield True, state.store
         case _:

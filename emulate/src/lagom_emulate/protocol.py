@@ -42,7 +42,7 @@ class ProtocolError(LagomError):
     """Raised when a client sends what the protocol does not allow; its message goes back in a REFUSED."""
 
 
-class ProcessHello(NamedTuple):
+class Hello(NamedTuple):
     """A process says which GPU it begins with; `host` counts machines from 0."""
 
     version: int
@@ -96,10 +96,10 @@ class Host(NamedTuple):
     pad: int
 
 
-Record = ProcessHello | Describe | Op | Wait | Query | Host
+Record = Hello | Describe | Op | Wait | Query | Host
 
-_FIXED: Final[dict[int, tuple[struct.Struct, type[ProcessHello | Op | Wait | Query | Host]]]] = {
-    RecordType.HELLO: (struct.Struct("<IIII"), ProcessHello),
+_FIXED: Final[dict[int, tuple[struct.Struct, type[Hello | Op | Wait | Query | Host]]]] = {
+    RecordType.HELLO: (struct.Struct("<IIII"), Hello),
     RecordType.OP: (struct.Struct("<QIIIiQQQ"), Op),
     RecordType.WAIT: (struct.Struct("<QQQ"), Wait),
     RecordType.QUERY: (struct.Struct("<QQII"), Query),

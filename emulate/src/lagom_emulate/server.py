@@ -23,9 +23,9 @@ from lagom_emulate.processes import Activity, JobWork, launch_queues_of, local_w
 from lagom_emulate.protocol import (
     VERSION,
     Describe,
+    Hello,
     Host,
     Op,
-    ProcessHello,
     ProtocolError,
     Query,
     Record,
@@ -196,7 +196,7 @@ class EmulationServer:
         rank = connection.rank
         if not isinstance(record, Query) or record.advances:  # a watchdog asks whether anybody lives or not
             self._heard_s = connection.heard_s = monotonic()
-        if isinstance(record, ProcessHello):
+        if isinstance(record, Hello):
             self._greet(connection, record)
             return
         if rank is None:
@@ -216,7 +216,7 @@ class EmulationServer:
             case Host():
                 self._coordinator.host(rank, record)
 
-    def _greet(self, connection: _Connection, hello: ProcessHello) -> None:
+    def _greet(self, connection: _Connection, hello: Hello) -> None:
         if connection.rank is not None:
             raise ProtocolError("a second HELLO")
         if self._is_symmetric and local_world_size_of(connection.pid) is None:

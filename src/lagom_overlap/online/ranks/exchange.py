@@ -10,6 +10,7 @@ words, however late one of them is, and nobody waits longer than the timeout. Th
     report/<w>/<r>  what rank r, and those who report to it (`tree`), saw in window w
     at/<w>/<c>      where communicator c stands when window w begins, as the first of its ranks says (`stand_alike`)
     at/<w>/<c>#     how many of its ranks have said so
+    owed/<w>        how many ranks of all communicators have not
     come/<w>        how many ranks have come to window w and stand where the others stand
     alike/<w>       "yes" by the last of them, or somebody's "no"
     ready/<w>       how many ranks are ready for what window w changes
@@ -220,14 +221,14 @@ class Exchange:
     def stand_alike(self, window: int, places: Mapping[str, CommunicatorPlace]) -> str:
         """Empty once all ranks are here, those of each communicator at one place of its calls; else why they are not.
 
-        `places` goes by communicator. Each place is written by the first of its ranks and compared by the others; the
-        first also sees to it that all of the communicator's ranks have a place in it. Until all have come nobody begins
+        `places` goes by communicator. Each place is written by the first of its ranks and compared by the others; who
+        comes last sees to it that all of a communicator's ranks have a place in it. Until all have come nobody begins
         what needs the others, such as connecting to them.
 
         Raises:
             StoreLost: if the store does not answer.
         """
-        to_count: dict[str, CommunicatorPlace] = {}
+        num_owed = 0
         for name, place in places.items():
             key = f"at/{window}/{name}"
             self._placed.setdefault(window, []).append(key)
@@ -236,15 +237,16 @@ class Exchange:
                 return f"rank {self.rank} stands at {place.words}, where another rank stands at {first}"
             if place.num_ranks:
                 num_placed = self._ask(partial(self._store.add, f"{key}#", place.num_here))
-                if num_placed == place.num_here:
-                    to_count[f"{key}#"] = place
-        if why := self._all_come(f"come/{window}", f"alike/{window}", "for the others to come to a switch"):
-            return why
-        for key, place in to_count.items():
-            num_placed = self._ask(partial(self._store.add, key, 0))
-            if num_placed != place.num_ranks:
-                return f"{num_placed} of {place.num_ranks} ranks know of {place.words}"
-        return ""
+                num_owed += (place.num_ranks if num_placed == place.num_here else 0) - place.num_here
+        owed = f"owed/{window}"
+        self._ask(partial(self._store.add, owed, num_owed))
+
+        def why_not_all() -> str:
+            missing = self._ask(partial(self._store.add, owed, 0))  # no communicator's share is below 0
+            return f"{missing} of a communicator's ranks do not know of it" if missing else ""
+
+        what_for = "for the others to come to a switch"
+        return self._all_come(f"come/{window}", f"alike/{window}", what_for, why_not_all)
 
     def get_ready(self, window: int, work: Callable[[], None]) -> str:
         """Does what this rank needs to be ready for what a window changes; its refusal, empty if it is ready.
@@ -319,10 +321,14 @@ class Exchange:
         """The second round: empty if all are ready."""
         return self._all_come(f"ready/{window}", f"met/{window}", "for the others to be ready to switch")
 
-    def _all_come(self, counter: str, answer: str, what_for: str) -> str:
-        """Empty once every rank has come here; else what the first said that would not wait any longer."""
+    def _all_come(self, counter: str, answer: str, what_for: str, why_not: Callable[[], str] = str) -> str:
+        """Empty once every rank has come here; else what the first said that would not wait any longer.
+
+        Who comes last may still say `why_not`.
+        """
         if self._ask(lambda: self._store.add(counter, 1)) == self.num_ranks:
-            return self._settle(answer, "yes")
+            why = why_not()
+            return self._settle(answer, f"no {why}" if why else "yes")
         if why := self._why_missing([answer], self.timeout_s):
             return self._settle(answer, f"no rank {self.rank} waited {what_for}: {why}")
         return self._said(self._ask(lambda: self._store.get(answer)))
@@ -395,7 +401,7 @@ class Exchange:
             self._ask(partial(self._store.delete_key, key))
             self._ask(partial(self._store.delete_key, f"{key}#"))
         if self.rank == 0:
-            for name in ("come", "alike", "ready", "met", "sure", "go"):
+            for name in ("owed", "come", "alike", "ready", "met", "sure", "go"):
                 self._ask(partial(self._store.delete_key, f"{name}/{window}"))
 
     def _settle(self, go: str, word: str) -> str:

@@ -188,7 +188,7 @@ class Leader:
             return self._begin_with(self._started, report, f"started with saved settings, unchecked: {reason}")
         if self._num_void > MAX_VOID or self._plans.state is SwitchState.FROZEN:
             return self._freeze(reason)
-        return self._plans.same_again()
+        return self._plans.same_again(reason)
 
     def _begin_with(self, settings: tuple[SiteSetting, ...], report: Report | None, trusted: str) -> WindowPlan:
         """In place of a search, once: after a drift the job is searched, and not by a journal of before."""

@@ -56,7 +56,7 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True)
     """What goes over a connection; each kind is a class of its own."""
 
 
-class Hello(Message, frozen=True):
+class Greeting(Message, frozen=True):
     """Who connects."""
 
     rank: Natural
@@ -69,7 +69,7 @@ class Welcome(Message, frozen=True):
     nonce: Word
 
 
-_HANDSHAKE: Final = msgspec.json.Decoder(Hello | Welcome)
+_HANDSHAKE: Final = msgspec.json.Decoder(Greeting | Welcome)
 
 
 class Address(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -225,7 +225,7 @@ class Links:
         connection.setblocking(False)
         connection.connect_ex(numbers)  # reading tells how it ended
         link = self._link(connection, rank, address.welcome)
-        for message in (Hello(self._rank, address.hello), *self._hearer.catch_up()):
+        for message in (Greeting(self._rank, address.hello), *self._hearer.catch_up()):
             self._send(link, message)
 
     def _link(self, connection: socket.socket, rank: int, welcome: str) -> _Link:
@@ -269,14 +269,14 @@ class Links:
             else:
                 self._shake_hands(link, _HANDSHAKE.decode(text))
 
-    def _shake_hands(self, link: _Link, message: Hello | Welcome) -> None:
+    def _shake_hands(self, link: _Link, message: Greeting | Welcome) -> None:
         """From then on the connection's end means something."""
         is_hello = link.rank < 0
-        if isinstance(message, Hello) is not is_hello:
+        if isinstance(message, Greeting) is not is_hello:
             raise ValueError("the wrong end says so")
         if not secrets.compare_digest(message.nonce, self._hello if is_hello else link.welcome):
             raise ValueError("a wrong nonce")
-        if isinstance(message, Hello):
+        if isinstance(message, Greeting):
             self._expected.remove(message.rank)  # or that is an error
             link.rank = message.rank
             for word in (Welcome(self._welcome), *self._hearer.catch_up()):

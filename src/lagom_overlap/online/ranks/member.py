@@ -288,7 +288,13 @@ class Member:
             if self._presence is not None:
                 self._presence.leave()
             raise
-        plan = self._window.plan
+        try:
+            self._take_in(self._window.plan, number)
+        finally:
+            self._in_force.raise_interrupt()
+
+    def _take_in(self, plan: WindowPlan, number: int) -> None:
+        """What the plan of a window that has begun says besides its settings."""
         if plan.is_adopted:
             self._adopted = Adopted(self.settings, plan.reason, self.size_octaves)
         elif plan.state is SwitchState.WATCH or plan.is_overturned:
@@ -296,10 +302,9 @@ class Member:
         if plan.is_last:
             self._end(plan)
         if plan.journal:
-            self._journal.write(plan.journal, is_new=plan.journal_is_new)
+            self._guarded(lambda: self._journal.write(plan.journal, is_new=plan.journal_is_new))
         if number >= 2 and not plan.is_last:
             self._reaching(lambda: self._forget(number - 2))
-        self._in_force.raise_interrupt()
 
     def _next_plan(self, number: int) -> WindowPlan:
         """What all ranks do in a window, or this one alone if it cannot hear of it."""

@@ -70,7 +70,7 @@ class Plans:
         self._journal, self._journal_is_new, self.is_overturned = [], False, False
         return self.last
 
-    def same_again(self) -> WindowPlan:
-        """The last plan once more."""
+    def same_again(self, reason: str = "") -> WindowPlan:
+        """The last plan once more, for this reason or its own."""
         assert self.last is not None, "nothing to repeat"
-        return self.give(self.state, self.reason, self.last.num_steps, self.last.first_measured)
+        return self.give(self.state, reason or self.reason, self.last.num_steps, self.last.first_measured)

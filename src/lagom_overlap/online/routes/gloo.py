@@ -169,8 +169,11 @@ class GlooRoute:
         if self._steps_settled is not None:  # as the others, whose steps may have been enough for it already
             self._close_what_is_unused()
         self._steps_settled = None
-        for group in self._groups.values():
+        for group in list(self._groups.values()):
             group.engine.open_channels(self._rows(table, group))
+            if self._is_closed:  # meanwhile: whoever waited for it has given up
+                self._close_what_is_unused()
+                raise BackendError("the route was closed")
         self._prepared = (epoch, table)
 
     def commit(self, epoch: int) -> None:
@@ -194,7 +197,7 @@ class GlooRoute:
         self._steps_settled = 0
 
     def _close_what_is_unused(self) -> None:
-        for group in self._groups.values():
+        for group in list(self._groups.values()):
             group.engine.close_channels(self._rows(self._table, group))
             if group.clock is not None:  # another is made where a step is measured again
                 group.clock.close()
@@ -206,7 +209,7 @@ class GlooRoute:
             self._steps_settled += 1
             if self._steps_settled == STEPS_UNTIL_CLOSED:
                 self._close_what_is_unused()
-        for group in self._groups.values():
+        for group in list(self._groups.values()):
             group.step_keys.clear()
         self._marks = []
         self._is_measuring = is_measured
@@ -247,7 +250,7 @@ class GlooRoute:
         if not self._is_closed:
             return
         living = list(c10d._world.pg_map)
-        if all(group.cursor.is_over for group in self._groups.values() if group.group in living):
+        if all(group.cursor.is_over for group in list(self._groups.values()) if group.group in living):
             self._table = NOTHING
         if self.is_off:
             undone, self._on_close = self._on_close, []
@@ -378,7 +381,8 @@ class GlooRoute:
     def _open(self, group: dist.ProcessGroup, name: CommunicatorId) -> _Group:
         backend = group._get_backend(torch.device("cpu"))
         engine = GlooEngine(
-            store=PrefixStore(f"gloo/{group.group_name}", self._store),
+            # Names start anew when all groups were destroyed; addresses of those before are still in the store.
+            store=PrefixStore(f"gloo/{group.group_name}/{name.creation_order}", self._store),
             rank=dist.get_rank(group),
             num_ranks=group.size(),
             make_device=partial(device_like, group),

@@ -188,7 +188,7 @@ class SiblingRoute:
 
     def begin_step(self, *, is_measured: bool) -> None:
         """See `Route`."""
-        for base in self._bases.values():
+        for base in list(self._bases.values()):
             base.step_keys.clear()
         self._calls.clear()
         self._goes_on = True
@@ -226,7 +226,7 @@ class SiblingRoute:
         if not self._is_closed:
             return
         living = list(c10d._world.pg_map)
-        if all(base.cursor.is_over for base in self._bases.values() if base.group in living):
+        if all(base.cursor.is_over for base in list(self._bases.values()) if base.group in living):
             self._table = NOTHING
         if len(self._table) == 0:
             undone, self._on_close = self._on_close, []
