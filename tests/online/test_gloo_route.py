@@ -66,7 +66,12 @@ def test_a_call_that_raises_was_never_issued() -> None:
         with pytest.raises(ValueError, match="a mistake of the job's"):
             call()
         assert (known.num_calls, known.cursor.is_over) == (0, False)
-    noted(lambda: None)
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):  # while it waits for the call, which is under way on all ranks
+        noted(interrupted)
     assert (known.num_calls, known.cursor.is_over) == (1, True)
 
 

@@ -50,6 +50,21 @@ def test_a_process_counts_for_all_of_its_ranks_and_a_shared_name_is_not_counted(
     assert answers([{"role": CommunicatorPlace("7 calls")}, {}]) == ["", ""]
 
 
+def test_a_rank_that_is_interrupted_and_comes_again_has_come_once() -> None:
+    """Else the others begin to connect to a rank that has not come, and whoever is missing is not missed."""
+    store = FakeStore()
+    exchange = Exchange(store, rank=0, num_ranks=3, timeout_s=20.0)
+
+    def interrupted(keys: list[str], timeout_s: float) -> str:
+        raise KeyboardInterrupt
+
+    exchange._why_missing = interrupted  # type: ignore[method-assign]
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            exchange.stand_alike(5, {"all": CommunicatorPlace("7 calls", 3)})
+    assert [store.add(counter, 0) for counter in ("come/5", "at/5/all#", "owed/5")] == [1, 1, 2]
+
+
 def test_calls_that_another_thread_makes_while_ranks_agree_keep_all_from_switching() -> None:
     job = Job(options=options())
     route = job.routes[1]

@@ -326,7 +326,14 @@ def live(
             rule._epoch,
         )
         row = vars(player.in_force) | {"_cycle": None, "_table": str(list(player.in_force._table))}
-        more = (rule._agreed, exchange._promised, exchange._placed, player.is_lost, member._num_windows)
+        more = (
+            rule._agreed,
+            exchange._promised,
+            exchange._placed,
+            sorted(exchange._added),
+            player.is_lost,
+            member._num_windows,
+        )
         most = (member.num_steps, step, player.called, player.is_leased, str(row))
         return Life(player.asked, tuple(player.called), memory=repr((memory, more, most)))
     except BackendError as error:

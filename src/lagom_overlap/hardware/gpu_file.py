@@ -5,7 +5,7 @@
     [operators]    how long operators take alone: `cost.operators`
     [contention]   what collectives take from computations: `cost.profile`
     [nccl]         what NCCL's graphs need, and measured links: `cost.nccl.machines`
-    [cuda]         what an emulated device shows of itself: `emulation.launch`
+    [cuda]         what an emulated device shows of itself: `lagom_emulate.launch`
 
 A table that is in no file of the user's own is that of the package's file with the longest beginning that has it: an
 H100-SXM5-95GB has the [nccl] of h100.toml. Last comes `any.toml`, whose beginning is empty.

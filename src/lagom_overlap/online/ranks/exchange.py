@@ -143,6 +143,8 @@ class Exchange:
         self._reopen = reopen
         self._trouble = trouble
         self._placed: dict[int, list[str]] = {}
+        self._added: set[str] = set()
+        """Counters that this rank counts in: once, also where an interrupt makes it come to a window again."""
         self._promised = -1
         self._calls = BoundedCalls("lagom-store")
         self.post = post_of(rank, num_ranks)
@@ -236,13 +238,13 @@ class Exchange:
             if first != place.words:
                 return f"rank {self.rank} stands at {place.words}, where another rank stands at {first}"
             if place.num_ranks:
-                num_placed = self._ask(partial(self._store.add, f"{key}#", place.num_here))
+                num_placed = self._count(f"{key}#", place.num_here)
                 num_owed += (place.num_ranks if num_placed == place.num_here else 0) - place.num_here
         owed = f"owed/{window}"
-        self._ask(partial(self._store.add, owed, num_owed))
+        self._count(owed, num_owed)
 
         def why_not_all() -> str:
-            missing = self._ask(partial(self._store.add, owed, 0))  # no communicator's share is below 0
+            missing = self._count(owed, 0)  # no communicator's share is below 0
             return f"{missing} of a communicator's ranks do not know of it" if missing else ""
 
         what_for = "for the others to come to a switch"
@@ -326,12 +328,18 @@ class Exchange:
 
         Who comes last may still say `why_not`.
         """
-        if self._ask(lambda: self._store.add(counter, 1)) == self.num_ranks:
+        if self._count(counter, 1) == self.num_ranks:
             why = why_not()
             return self._settle(answer, f"no {why}" if why else "yes")
         if why := self._why_missing([answer], self.timeout_s):
             return self._settle(answer, f"no rank {self.rank} waited {what_for}: {why}")
         return self._said(self._ask(lambda: self._store.get(answer)))
+
+    def _count(self, counter: str, amount: int) -> int:
+        """The counter after this rank has counted in it; it does so once, whatever it asks again."""
+        amount = 0 if counter in self._added else amount
+        self._added.add(counter)  # before: an interrupted question may have been put all the same
+        return self._ask(lambda: self._store.add(counter, amount))
 
     def _refused(self, window: int, refusal: str) -> str:
         """The answer, which is "no" unless it is out already; whoever is still in an earlier round hears of it."""
@@ -400,6 +408,8 @@ class Exchange:
         for key in self._placed.pop(window, ()):
             self._ask(partial(self._store.delete_key, key))
             self._ask(partial(self._store.delete_key, f"{key}#"))
+            self._added.discard(f"{key}#")
+        self._added -= {f"{name}/{window}" for name in ("owed", "come", "ready")}
         if self.rank == 0:
             for name in ("owed", "come", "alike", "ready", "met", "sure", "go"):
                 self._ask(partial(self._store.delete_key, f"{name}/{window}"))

@@ -324,8 +324,8 @@ class GlooRoute:
     ) -> Iterator[tuple[ConfigKey, CommConfig] | None]:
         """What is set for a group's next call, which is made in this context.
 
-        It is counted before it is issued, so that whoever waits elsewhere can be told of it; one that raises was never
-        issued, and does not count.
+        It is counted before it is issued, so that whoever waits elsewhere can be told of it; one that fails was never
+        issued, and does not count. One that is interrupted was: it is waited for here, or about to be.
         """
         if num_bytes < LEAST_BYTES:
             yield None
@@ -336,7 +336,7 @@ class GlooRoute:
         known.num_calls += 1
         try:
             yield row
-        except BaseException:
+        except Exception:
             known.num_calls -= 1
             cursor.go_back(before)
             raise

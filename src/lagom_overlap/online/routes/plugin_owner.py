@@ -13,7 +13,7 @@ class _OwnedRoute(Protocol):
 
     @property
     def is_closed(self) -> bool:
-        """Whether it decides nothing any more."""
+        """Whether no further table comes; a lease in force may still decide."""
 
     def take_over(self) -> None:
         """Begins with what an earlier route of the plug-in left."""
