@@ -85,7 +85,7 @@ def check_works(rank: Rank) -> None:
 
 
 def test_a_nonce_of_the_rank_is_no_pass_for_another_rank_or_a_second_time(lonely: Rank) -> None:
-    hello = {"type": "Hello", "nonce": address(lonely)["hello"]}
+    hello = {"type": "Greeting", "nonce": address(lonely)["hello"]}
     for number in (0, 2, 10**30, -1):
         with dial(lonely) as stranger:
             stranger.sendall(frame(json.dumps(hello | {"rank": number})))
@@ -141,7 +141,7 @@ def test_an_address_where_a_stranger_listens_or_nobody_is_no_trouble(answer: byt
             with connection:
                 connection.sendall(answer)
                 if answer:
-                    assert b"Hello" in connection.recv(1000)
+                    assert b"Greeting" in connection.recv(1000)
                     assert is_ended(connection)
         until(lambda: rank._links is not None and not rank._links._expected and not rank._links._links)
         assert rank.trouble() == ""
@@ -161,7 +161,7 @@ def test_an_address_that_cannot_be_read_is_no_trouble(text: str) -> None:
 
 
 def test_a_neighbour_that_says_what_no_rank_says_counts_as_gone(lonely: Rank) -> None:
-    hello = {"type": "Hello", "nonce": address(lonely)["hello"], "rank": 1}
+    hello = {"type": "Greeting", "nonce": address(lonely)["hello"], "rank": 1}
     with dial(lonely) as other:
         other.sendall(frame(json.dumps(hello)))
         until(lambda: lonely.num_up == 1)
@@ -175,7 +175,7 @@ def test_a_neighbour_that_reads_nothing_costs_no_more_than_a_bound(
 ) -> None:
     monkeypatch.setattr(presence_module, "PATIENCE_S", 0.0)
     monkeypatch.setattr(presence_module, "AGAIN_S", 0.0)
-    hello = {"type": "Hello", "nonce": address(lonely)["hello"], "rank": 1}
+    hello = {"type": "Greeting", "nonce": address(lonely)["hello"], "rank": 1}
     assert lonely._links is not None
     with dial(lonely) as other:
         other.sendall(frame(json.dumps(hello)))
