@@ -304,13 +304,13 @@ def test_a_warm_start_is_for_the_tuners_that_take_one(monkeypatch):
         return original(name, *args, **named | {"warm": None})
 
     monkeypatch.setattr("lagom_overlap.verbs.compare.make_tuner", make)
-    notes = run_compare(job(), ["fixed_min", "model_based"], warm_start="simulator").notes
-    assert given == {"fixed_min": None, "model_based": WarmStart(source="elsewhere")}
-    assert "The search of model_based began with elsewhere; every other began cold." in notes
-    with pytest.raises(JobError, match="none of fixed_min takes a warm start; allowed with: model_based"):
+    notes = run_compare(job(), ["fixed_min", "ours"], warm_start="simulator").notes
+    assert given == {"fixed_min": None, "ours": WarmStart(source="elsewhere")}
+    assert "The search of ours began with elsewhere; every other began cold." in notes
+    with pytest.raises(JobError, match="none of fixed_min takes a warm start; allowed with: model_based, ours"):
         run_compare(job(), ["fixed_min"], warm_start="simulator")
     with pytest.raises(JobError, match="warm start 'nowhere' does not exist"):
-        run_compare(job(), ["model_based"], warm_start="nowhere")
+        run_compare(job(), ["ours"], warm_start="nowhere")
 
 
 def test_the_jobs_own_warm_start_is_not_for_comparisons_and_that_is_said(monkeypatch):

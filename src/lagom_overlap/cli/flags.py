@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 from lagom_overlap.planners.carriers import Carrier
 
 # What these name lies in modules that take long to load: tests/cli/test_start.py holds both to be the same.
-TUNERS: Final = ("default", "fixed_min", "fixed_max", "static_cap", "autoccl", "lagom", "model_based")
+TUNERS: Final = ("default", "fixed_min", "fixed_max", "static_cap", "autoccl", "lagom", "ours")
 """What `compare` compares by default."""
 FORMATS: Final = ("plugin", "nvidia_csv", "env", "megatron_yaml", "perfetto")
 """What `export` writes."""

@@ -19,6 +19,7 @@ from lagom_overlap.errors import JobError, did_you_mean, in_words
 from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.record import read_regular
 from lagom_overlap.toml_tables import Count, Name, Size, parse_toml, types_in
+from lagom_overlap.tuners.registry import OURS
 from lagom_overlap.tuners.warm_start import WarmSource
 from lagom_overlap.units import GBIT_PER_S
 from lagom_overlap.workload.parallel import ParallelTable
@@ -178,7 +179,7 @@ class TuneTable(Spec, frozen=True):
     seen from the job file.
     """
 
-    tuner: Name = "model_based"
+    tuner: Name = OURS
     guard: bool = True
     options: dict[str, bool | int | float | str] = {}
     warm_start: Name | None = None

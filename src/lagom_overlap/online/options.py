@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from lagom_overlap.tuners.problem import MAX_PAIRS, MIN_PAIRS
+from lagom_overlap.tuners.registry import OURS
 
 MODE_VARIABLE: Final = "LAGOM_RUN_MODE"
 """What `lagom run` does in the ranks that it has started: observe, online, fixed."""
@@ -36,7 +37,7 @@ class OnlineOptions:
     (`routes.connections`).
     """
 
-    tuner: str = "descent"
+    tuner: str = OURS
     tuner_options: dict[str, bool | int | float | str] = field(default_factory=dict)
     seed: int = 0
     window_steps: int = 5

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field, replace
 from math import inf, log, sqrt
 from statistics import fmean
 from types import MappingProxyType
-from typing import ClassVar, Final
+from typing import ClassVar, Final, cast
 
 from lagom_overlap.collective import (
     UNTOUCHED_LAUNCH,
@@ -44,18 +44,11 @@ from lagom_overlap.collective import (
     launch_of,
     launched,
 )
-from lagom_overlap.errors import UnknownNameError
-from lagom_overlap.tuners.autoccl import AutoCcl
 from lagom_overlap.tuners.base import Problems, Trial, Tuner
-from lagom_overlap.tuners.lagom import Lagom
-from lagom_overlap.tuners.model_based import ModelBased
 from lagom_overlap.tuners.one_trial import OneTrial
 from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Outcome
+from lagom_overlap.tuners.registry import OURS, tuner_factory
 
-INNER: Final[Mapping[str, Callable[..., Tuner]]] = MappingProxyType(
-    {"model_based": ModelBased, "lagom": Lagom, "autoccl": AutoCcl}
-)
-"""Searches over the collectives that `BothSides` knows by name."""
 LEAST_GAIN: Final = 0.01
 """A setting of the computation's side that gains less is not worth having."""
 CONFIDENCE: Final = 1.8
@@ -293,10 +286,9 @@ class BothSides(AroundInner):
         UnknownNameError: if there is no such inner tuner.
     """
 
-    def __init__(self, problems: Problems, *, seed: int = 0, inner: str = "model_based") -> None:
-        if inner not in INNER:
-            raise UnknownNameError.among("inner", inner, INNER)
-        super().__init__(problems, lambda some: INNER[inner](some, seed=seed))
+    def __init__(self, problems: Problems, *, seed: int = 0, inner: str = OURS) -> None:
+        make_inner = tuner_factory(inner)
+        super().__init__(problems, lambda some: cast("Tuner", make_inner(some, seed=seed)))
 
 
 def _units(problems: Problems) -> list[tuple[str, ...]]:

@@ -12,10 +12,11 @@ from statistics import quantiles
 from typing import Final, cast
 
 from lagom_overlap.errors import JobError
-from lagom_overlap.registry import TUNERS, checked_options, load
+from lagom_overlap.registry import checked_options
 from lagom_overlap.tuners.base import Problems, Trial, Tuner
 from lagom_overlap.tuners.one_trial import OneTrial
 from lagom_overlap.tuners.problem import Assignment, Failure, Measurement, Outcome
+from lagom_overlap.tuners.registry import tuner_factory
 from lagom_overlap.tuners.warm_start import WarmStart
 
 CLEAR_RATIO: Final = 1.5
@@ -195,14 +196,17 @@ def make_tuner(
     options: Mapping[str, object],
     guarded: bool,
     warm: WarmStart | None = None,
+    online: bool = False,
 ) -> Tuner:
     """The tuner of that name over these problems, under the guard if asked; `warm` if it takes one.
+
+    `online` says that a training job runs it while it trains.
 
     Raises:
         UnknownNameError: if there is none.
         JobError: if it has no such option, or the option's value is of another type or not allowed.
     """
-    factory = load(TUNERS, "tuner", name)
+    factory = tuner_factory(name, online=online)
     checked = checked_options(factory, name, options)
     try:
         begin = {} if warm is None else {"warm": warm}

@@ -1,13 +1,27 @@
 """What a tuner's name says of it, before there is one; `guard.make_tuner` makes it."""
 
 import inspect
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 from lagom_overlap.errors import JobError
-from lagom_overlap.registry import TUNERS, load
+from lagom_overlap.registry import TUNERS, entry_point_names, load
 
+OURS: Final = "ours"
+"""The search that everybody gets who names none: `tune`, online, `compare`, `both_sides`, traces and warm starts."""
+IN_A_RUNNING_JOB: Final = {OURS: "descent"}
+"""There a search begins at the job's own settings, and each measurement costs steps of training."""
 DEFAULT_MEASUREMENTS: Final = 40
 """Of a search whose job and tuner say nothing."""
+
+
+def tuner_factory(name: str, *, online: bool = False) -> Callable[..., Any]:
+    """What makes the tuner of that name, in a running job where `online`.
+
+    Raises:
+        UnknownNameError: if there is none.
+    """
+    return load(TUNERS, "tuner", IN_A_RUNNING_JOB.get(name, name) if online else name)
 
 
 def check_tuner_name(name: str) -> None:
@@ -16,7 +30,7 @@ def check_tuner_name(name: str) -> None:
     Raises:
         UnknownNameError: if there is none of that name.
     """
-    load(TUNERS, "tuner", name)
+    tuner_factory(name)
 
 
 def searches_launches(name: str) -> bool:
@@ -25,7 +39,7 @@ def searches_launches(name: str) -> bool:
     Raises:
         UnknownNameError: if there is none of that name.
     """
-    return bool(getattr(load(TUNERS, "tuner", name), "searches_launches", False))
+    return bool(getattr(tuner_factory(name), "searches_launches", False))
 
 
 def search_measurements(given: int | None, name: str) -> int:
@@ -34,26 +48,26 @@ def search_measurements(given: int | None, name: str) -> int:
     Raises:
         UnknownNameError: if there is no tuner of that name.
     """
-    return (
-        int(getattr(load(TUNERS, "tuner", name), "own_measurements", DEFAULT_MEASUREMENTS)) if given is None else given
-    )
+    return int(getattr(tuner_factory(name), "own_measurements", DEFAULT_MEASUREMENTS)) if given is None else given
 
 
-def takes_warm_start(name: str) -> bool:
+def takes_warm_start(name: str, *, online: bool = False) -> bool:
     """Whether a tuner can begin with what other runs say.
 
     Raises:
         UnknownNameError: if there is none of that name.
     """
-    return "warm" in inspect.signature(load(TUNERS, "tuner", name)).parameters
+    return "warm" in inspect.signature(tuner_factory(name, online=online)).parameters
 
 
-def check_takes_warm_start(name: str) -> None:
-    """Refuses a tuner that cannot begin with what other runs say.
+def check_takes_warm_start(*names: str) -> None:
+    """Refuses a warm start where none of the tuners can begin with what other runs say.
 
     Raises:
         UnknownNameError: if there is none of that name.
-        JobError: if it takes no warm start.
+        JobError: if none takes a warm start.
     """
-    if not takes_warm_start(name):
-        raise JobError(f"tuner {name!r} takes no warm start; allowed with: model_based")
+    if not any(map(takes_warm_start, names)):
+        allowed = ", ".join(name for name in entry_point_names(TUNERS) if takes_warm_start(name))
+        whose = f"tuner {names[0]!r} takes no" if len(names) == 1 else f"none of {', '.join(names)} takes a"
+        raise JobError(f"{whose} warm start; allowed with: {allowed}")

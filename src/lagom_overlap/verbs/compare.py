@@ -22,13 +22,19 @@ from lagom_overlap.tuners.base import Problems
 from lagom_overlap.tuners.guard import make_tuner
 from lagom_overlap.tuners.paired_interval import compared
 from lagom_overlap.tuners.problem import Assignment, Measurement
-from lagom_overlap.tuners.registry import check_tuner_name, search_measurements, takes_warm_start
+from lagom_overlap.tuners.registry import (
+    OURS,
+    check_takes_warm_start,
+    check_tuner_name,
+    search_measurements,
+    takes_warm_start,
+)
 from lagom_overlap.tuners.study import Study
 from lagom_overlap.tuners.warm_start import WarmStart
 from lagom_overlap.verbs.compare_replayed import interval_of, makespans_of, noise_of
 from lagom_overlap.verbs.warm_start import check_source, warm_start_of
 
-DEFAULT_TUNERS = ("default", "fixed_min", "fixed_max", "static_cap", "autoccl", "lagom", "model_based")
+DEFAULT_TUNERS = ("default", "fixed_min", "fixed_max", "static_cap", "autoccl", "lagom", OURS)
 REPLAYED: Final = (
     "Ratios are of recorded values, pass by pass or round by round, not of runs side by side; their intervals rest on "
     "how far all recorded repeats scatter. The searches saw the same values, so luck flatters what was chosen by it."
@@ -84,8 +90,7 @@ class CompareRequest:
             check_tuner_name(name)
         if self.warm_start is not None:
             check_source(self.warm_start)
-            if not any(map(takes_warm_start, self.tuners)):
-                raise JobError(f"none of {', '.join(self.tuners)} takes a warm start; allowed with: model_based")
+            check_takes_warm_start(*self.tuners)
 
 
 def run_compare(request: CompareRequest, note: Note = lambda _: None) -> CompareResult:

@@ -34,8 +34,6 @@ from lagom_overlap.units import format_seconds
 ASSUMED_NCCL: Final[NcclVersion] = (2, 28, 9)
 """Where no trace names the release: one under which a tuner sets no chunk."""
 _NCCL: Final = re.compile(r"(\d{1,2})\.(\d{1,3})(?:\.(\d{1,3}))?")
-TUNER = "model_based"
-"""The tuner where no job file names one: from a default of many channels the paper's ladder goes up, not down."""
 
 
 class TracedGroupRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +71,7 @@ def _spec_of(request: FromTraceRequest) -> JobSpec:
     """The job's own tables; of a job file its groups or its model are replaced by the trace's."""
     if request.spec is None:
         name = request.traces[0].name.partition(".")[0] or "trace"
-        return JobSpec(job=JobTable(name=name), tune=TuneTable(tuner=TUNER))
+        return JobSpec(job=JobTable(name=name), tune=TuneTable())
     return msgspec.structs.replace(request.spec, model=None, parallel=None, group=[])
 
 

@@ -29,9 +29,10 @@ from lagom_overlap.sim import GroupSimulator
 from lagom_overlap.toml_tables import parse_toml
 from lagom_overlap.tuners.base import Problems
 from lagom_overlap.tuners.bundle import parse_header
+from lagom_overlap.tuners.guard import make_tuner
 from lagom_overlap.tuners.journal import entries_from_json
-from lagom_overlap.tuners.model_based import ModelBased
 from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Measurement, Outcome
+from lagom_overlap.tuners.registry import OURS
 from lagom_overlap.tuners.warm_start import Earlier, ExpectedWay, WarmSource, WarmStart, Ways, earlier_of
 from lagom_overlap.verbs.from_trace import FromTraceRequest, predicted_job
 
@@ -187,7 +188,8 @@ def _rehearsed(
     problems: Problems, measure: Callable[[GroupProblem, Assignment], Outcome], seed: int
 ) -> tuple[Earlier, ...]:
     """Tunes the groups where nothing has to be run; what was asked there and what it ended with."""
-    tuner, named = ModelBased(problems, seed=seed, effort="quick"), {p.group.name: p for p in problems}
+    tuner = make_tuner(OURS, problems, seed=seed, options={"effort": "quick"}, guarded=False)
+    named = {problem.group.name: problem for problem in problems}
     runs: dict[str, dict[Assignment, tuple[Measurement, ...]]] = {name: {} for name in named}
     while (trial := tuner.ask()) is not None:
         outcomes = {name: measure(named[name], assignment) for name, assignment in trial.assignments.items()}
