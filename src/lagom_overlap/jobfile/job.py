@@ -33,6 +33,7 @@ from lagom_overlap.jobfile.spec import (
     link_bytes_per_s,
     read_job,
 )
+from lagom_overlap.jobfile.stages import StagedGroup, staged_groups
 from lagom_overlap.jobfile.step import (
     JobStep,
     cluster_for,
@@ -141,8 +142,8 @@ class Job:
             return None
         if not self.step.is_whole:
             raise JobError(
-                f"parallel.pipeline is {self.step.layout.pipeline}, must be 1: the stages of a pipeline wait for each "
-                "other, and overlap groups are those of one rank's whole step (see `lagom simulate`)"
+                f"parallel.pipeline is {self.step.layout.pipeline}, must be 1: the ranks of a pipeline run different "
+                "steps (`lagom simulate`, `lagom tune` and `lagom compare` take all of them)"
             )
         return self.step.issued.issued
 
@@ -157,12 +158,23 @@ class Job:
             raise JobError("[program] is read by `lagom plan` only; here give [model] or [[group]]")
         if self.spec.model is None:
             groups = groups_from_shapes(self.spec)
+        elif self.step is not None and not self.step.is_whole:
+            groups = tuple(staged.group for staged in self.staged)
         else:
             assert self.issued is not None, self.name
             groups = find_overlap_groups(self.issued)
         if not groups:
             raise JobError("no communication of this job overlaps a computation: there is nothing to tune")
         return groups
+
+    @cached_property
+    def staged(self) -> tuple[StagedGroup, ...]:
+        """The overlap groups of a pipeline's stages, with the stages; none for a job without a pipeline.
+
+        Raises:
+            LagomError: if the layout does not fit the model or the cluster.
+        """
+        return () if self.step is None or self.step.is_whole else staged_groups(self.step)
 
     @cached_property
     def limits(self) -> SpaceLimits:

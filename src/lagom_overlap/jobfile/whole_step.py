@@ -2,22 +2,29 @@
 
 A group is a part of a step: what it gains there is not what the step gains, since a step has more than its groups, and
 what it gains may be waited for elsewhere. Here the settings of every group go into the step that
-`lagom simulate` prices, under contention: a group's collectives are found in it by their call sites.
+`lagom simulate` prices, under contention: a group's collectives are found in it by their call sites. Of a pipeline that
+is the iteration of all stages.
 """
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from lagom_overlap.collective import Collective, CommConfig, launch_of
 from lagom_overlap.errors import SpaceError
 from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.memory import beyond_note
+from lagom_overlap.jobfile.stages import StagedGroup, stages_notes
+from lagom_overlap.jobfile.step import JobStep
 from lagom_overlap.planners.memory import peak_of_spans
 from lagom_overlap.sim import IterationSimulator
 from lagom_overlap.tuners.base import Problems
 from lagom_overlap.tuners.problem import Assignment
-from lagom_overlap.workload import Iteration
+from lagom_overlap.workload import Iteration, OverlapGroup
 from lagom_overlap.workload.overlap import call_sites
+
+_Changes = Mapping[tuple[str, int], CommConfig]
+"""Settings by a group's name and the number of its collective."""
 
 
 def _site(communicator: str, collective: Collective, number: int) -> tuple[str, str, int, int]:
@@ -27,13 +34,11 @@ def _site(communicator: str, collective: Collective, number: int) -> tuple[str, 
 
 @dataclass(frozen=True, slots=True)
 class WholeStep:
-    """One rank's step and its seconds under settings; `notes` are what is to be said of it."""
+    """A job's step and its seconds under settings; `notes` are what is to be said of it."""
 
     untouched_s: float
     notes: tuple[str, ...]
-    _simulator: IterationSimulator
-    _names: Mapping[tuple[str, str, int, int], str]
-    _own_s: float
+    _seconds_of: Callable[[_Changes], float]
 
     @classmethod
     def of(cls, job: Job, backend: str) -> "WholeStep | None":
@@ -41,9 +46,12 @@ class WholeStep:
         if backend != "simulated":
             return None
         if job.step is not None:
+            untouched_s = job.step.times.iteration_s
+            if not job.step.is_whole:
+                return cls(untouched_s, stages_notes(job.step), _in_stages(job.step, job.staged))
             step = job.step.issued
             simulator = job.step.simulator.price.simulator(step.iteration, waits=step.waits)
-            return cls._of(step.iteration, simulator, job.step.times.iteration_s, ())
+            return cls(untouched_s, (), _in_one_rank(step.iteration, simulator, job.groups, untouched_s))
         cluster, issued = job.cluster, job.issued
         if cluster is None or issued is None:
             return None
@@ -51,37 +59,27 @@ class WholeStep:
         names = (op.name for op in issued.ops)
         spans = dict(zip(names, zip(*simulator.run({}), strict=True), strict=True))
         notes = beyond_note(peak_of_spans(issued, spans), cluster.gpu)
-        return cls._of(issued, simulator, None, notes)
-
-    @classmethod
-    def _of(
-        cls, iteration: Iteration, simulator: IterationSimulator, untouched_s: float | None, notes: tuple[str, ...]
-    ) -> "WholeStep":
-        own_s = simulator.makespan_s({})
-        comms, sites = {comm.name: comm for comm in iteration.comms}, call_sites(iteration)
-        names = {_site(comms[name].communicator, comms[name].collective, site): name for name, site in sites.items()}
-        return cls(own_s if untouched_s is None else untouched_s, notes, simulator, names, own_s)
+        untouched_s = simulator.makespan_s({})
+        return cls(untouched_s, notes, _in_one_rank(issued, simulator, job.groups, untouched_s))
 
     def seconds(self, problems: Problems, found: Mapping[str, Assignment]) -> float | None:
         """Seconds of the step with these settings of its groups; groups that `found` does not name stay untouched.
 
         None where the computation's side is set, which is priced in groups only, or a setting cannot run.
         """
-        configs: dict[str, CommConfig] = {}
+        changes: dict[tuple[str, int], CommConfig] = {}
         for problem in problems:
-            assignment = found.get(problem.group.name, problem.default)
+            name = problem.group.name
+            assignment = found.get(name, problem.default)
             if launch_of(assignment) != launch_of(problem.default):
                 return None
-            for comm, sites, default, config in zip(
-                problem.group.comms, problem.group.occurrences, problem.default, assignment, strict=True
-            ):
+            for number, (default, config) in enumerate(zip(problem.default, assignment, strict=True)):
                 if config != default:
-                    configs |= {self._names[_site(comm.communicator, comm.collective, site)]: config for site in sites}
-        if not configs:
+                    changes[name, number] = config
+        if not changes:
             return self.untouched_s
         try:
-            # Many micro-batches are predicted from the three that differ (`sim.training`), so a ratio is taken.
-            return self.untouched_s * self._simulator.makespan_s(configs) / self._own_s
+            return self._seconds_of(changes)
         except SpaceError:
             return None
 
@@ -95,3 +93,37 @@ class WholeStep:
                 if step_s is not None:
                     steps[name] = step_s
         return steps
+
+
+def _in_one_rank(
+    iteration: Iteration, simulator: IterationSimulator, groups: tuple[OverlapGroup, ...], untouched_s: float
+) -> Callable[[_Changes], float]:
+    """Prices changes in a step that one rank runs by itself."""
+    comms, sites = {comm.name: comm for comm in iteration.comms}, call_sites(iteration)
+    names = {_site(comms[name].communicator, comms[name].collective, site): name for name, site in sites.items()}
+    calls = {
+        (group.name, number): [names[_site(comm.communicator, comm.collective, site)] for site in occurrences]
+        for group in groups
+        for number, (comm, occurrences) in enumerate(zip(group.comms, group.occurrences, strict=True))
+    }
+    # Many micro-batches are predicted from the three that differ (`sim.training`), so a ratio is taken.
+    scale = untouched_s / simulator.makespan_s({})
+
+    def seconds(changes: _Changes) -> float:
+        return scale * simulator.makespan_s({name: config for call, config in changes.items() for name in calls[call]})
+
+    return seconds
+
+
+def _in_stages(step: JobStep, staged: tuple[StagedGroup, ...]) -> Callable[[_Changes], float]:
+    """Prices changes in the iteration of a pipeline: in each stage where a group occurs."""
+    places = {held.group.name: held.places for held in staged}
+
+    def seconds(changes: _Changes) -> float:
+        placed: dict[int, dict[int, CommConfig]] = defaultdict(dict)
+        for (name, number), config in changes.items():
+            for stage, of_comms in places[name].items():
+                placed[stage] |= dict.fromkeys(of_comms[number], config)
+        return step.simulator.times_at(placed).iteration_s
+
+    return seconds

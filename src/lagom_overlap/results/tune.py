@@ -126,8 +126,8 @@ class TuneResult(Drawn):
     is adopted is the verdict's word. `step_s` is the whole step untouched, as `lagom simulate` and `lagom plan` predict
     it; None where the job has no model that is priced. `tuned_step_s` is that step with `configs` (None also where the
     computation's side is set, which is priced in groups only), `group_steps_s` with those of one group alone, by group
-    that changes. `launches` are the groups in which the computation's side could
-    be tried.
+    that changes. `num_stages` are those of the job's pipeline. `launches` are the groups in which the computation's
+    side could be tried.
     `verdict` is None when the run ended before the A/B. `backend_description` says in one line what was run
     (`"gloo, 2 ranks on this machine, loopback"`); an emulated link is named in it. `arm_words` says what the contenders
     are, by arm name: `"default"` is what a reader compares with (`"the native PyTorch call"`). `notes` are caveats, one
@@ -157,6 +157,7 @@ class TuneResult(Drawn):
     step_s: float | None = None
     tuned_step_s: float | None = None
     group_steps_s: Mapping[str, float] = field(default_factory=dict)
+    num_stages: int = 1
     date: str
     duration_s: float
     machine: Mapping[str, str] = field(default_factory=dict)

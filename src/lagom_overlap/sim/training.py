@@ -6,8 +6,9 @@ between and the last differ, those in between repeat. Its forwards and backwards
 stages' (`sim.pipeline`); what comes before the first slot and after the last one follows from the step.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -35,6 +36,8 @@ from lagom_overlap.workload.step.rolled import RolledStep
 
 Settings = Callable[[Collective], CommConfig | None]
 """How a collective is run; None: untouched."""
+PlacedSettings = Mapping[int, Mapping[int, CommConfig]]
+"""How single collectives are run, by simulated stage and by their place in its step; the others are untouched."""
 MAX_BUILT: Final = 3
 """Micro-batches that a step is built with: the first, one that repeats, the last."""
 
@@ -128,10 +131,7 @@ class _Built:
     host_s: Seconds
     simulator: IterationSimulator
 
-    def simulated(self, settings: Settings | None) -> SimulatedStep:
-        def config_of(op: CommOp) -> CommConfig | None:
-            return None if settings is None else settings(op.collective)
-
+    def simulated(self, config_of: Callable[[CommOp], CommConfig | None]) -> SimulatedStep:
         starts_s, ends_s = self.simulator.run_as(config_of)
         return SimulatedStep(
             columns=self.columns,
@@ -205,8 +205,7 @@ class TrainingSimulator:
         """Those of the first stage in a micro-batch."""
         return {op.collective for op in self._rolled(0, 1).ops if isinstance(op, CommOp)}
 
-    def _build(self, rank: int, num_micro_batches: int | None = None) -> _Built:
-        step = self._rolled(rank, num_micro_batches)
+    def _build(self, step: RolledStep) -> _Built:
         columns = Columns(step)
         host_s = self.price.host_s(columns)
         return _Built(
@@ -216,14 +215,33 @@ class TrainingSimulator:
     def _role(self, rank: int, settings: Settings | None) -> _Role:
         built = self._built.get(rank)
         if built is None:
-            built = self._built[rank] = self._build(rank)
-        step = built.simulated(settings)
+            built = self._built[rank] = self._build(self._rolled(rank))
+        return self._role_of(built, lambda op: None if settings is None else settings(op.collective))
+
+    def _placed_role(self, rank: int, placed: Mapping[int, CommConfig]) -> _Role:
+        """A stage with settings at some places of its step."""
+        if not placed:
+            return self._role(rank, None)
+        step = self._rolled(rank)
+        ops = list(step.ops)  # equal operators are one object: what is set apart becomes one of its own
+        for place in placed:
+            ops[place] = copy(ops[place])
+        configs = {id(ops[place]): config for place, config in placed.items()}
+        return self._role_of(self._build(replace(step, ops=tuple(ops))), lambda op: configs.get(id(op)))
+
+    def _role_of(self, built: _Built, config_of: Callable[[CommOp], CommConfig | None]) -> _Role:
+        step = built.simulated(config_of)
         transfer_s, goes_on = 0.0, self._layout.overlap_p2p or self._queues
         if goes_on:
             sends = built.columns.flags(lambda op: isinstance(op, CommOp) and op.communicator == PIPELINE)
             transfer_s = float((step.ends_s - step.starts_s)[sends].max(initial=0.0))
         parts = parts_of(step, self.price, self._layout.chunks, waits_for_sends=not goes_on)
         return _Role(parts, step.makespan_s, transfer_s)
+
+    @property
+    def stages(self) -> tuple[int, ...]:
+        """The stages that are simulated; every other one is like one of them."""
+        return tuple(dict.fromkeys(self._stage_like(rank) for rank in range(self._layout.pipeline)))
 
     def _stage_like(self, rank: int) -> int:
         """The stage that is simulated for this one: the first inner one with layers of the same kinds."""
@@ -246,10 +264,19 @@ class TrainingSimulator:
         Raises:
             SpaceError: if a collective cannot be run so.
         """
+        return self._times({stage: self._role(stage, settings) for stage in self.stages})
+
+    def times_at(self, placed: PlacedSettings) -> TrainingTimes:
+        """The iteration, with some collectives of the simulated stages (`stages`, `step`) set apart.
+
+        Raises:
+            SpaceError: if a collective cannot be run so.
+        """
+        return self._times({stage: self._placed_role(stage, placed.get(stage, {})) for stage in self.stages})
+
+    def _times(self, simulated: Mapping[int, _Role]) -> TrainingTimes:
         layout = self._layout
-        stages = [self._stage_like(rank) for rank in range(layout.pipeline)]
-        simulated = {stage: self._role(stage, settings) for stage in dict.fromkeys(stages)}
-        roles = [simulated[stage] for stage in stages]
+        roles = [simulated[self._stage_like(rank)] for rank in range(layout.pipeline)]
         slot_times = [
             SlotTimes(
                 role.parts.forward_s,
@@ -276,9 +303,10 @@ class TrainingSimulator:
         """Each stage's step of one micro-batch with nothing to wait for (s); without a pipeline the whole iteration."""
         if self._layout.pipeline == 1:
             return (times.iteration_s,)
-        stages = [self._stage_like(rank) for rank in range(self._layout.pipeline)]
-        steps = {stage: self._build(stage, 1).simulated(None).makespan_s for stage in dict.fromkeys(stages)}
-        return tuple(steps[stage] for stage in stages)
+        steps = {
+            stage: self._build(self._rolled(stage, 1)).simulated(lambda _: None).makespan_s for stage in self.stages
+        }
+        return tuple(steps[self._stage_like(rank)] for rank in range(self._layout.pipeline))
 
     def _row(self, rank: int, role: _Role, end_s: float) -> StageTimes:
         parts, num = role.parts, self._layout.num_micro_batches

@@ -174,6 +174,7 @@ def _write(
         step_s=step.untouched_s if step else None,
         tuned_step_s=step.seconds(problems, study.recommended) if step else None,
         group_steps_s=step.alone(problems, study.recommended) if step else {},
+        num_stages=1 if job.step is None else job.step.layout.pipeline,
         notes=(*_notes(request, run), *begun, *(step.notes if step else ())),
         interrupted=run.interrupted,
         files=tuple(folder.path / name for name in (*RUN_FILES, journal.path.name)),

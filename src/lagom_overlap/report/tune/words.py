@@ -171,6 +171,8 @@ def next_step(result: TuneResult, folder: str = "RUN") -> str:
     if result.step_s is not None and result.tuned_step_s is not None and result.tuned_step_s >= result.step_s:
         return ""  # the whole step gains nothing
     proves = "lagom run --online -- COMMAND finds and proves settings in the job itself"
+    if result.num_stages > 1:  # a file of settings holds one rank's calls, and the stages' differ
+        return f"To prove it on the machine: {proves}. To undo it: start the job without lagom run."
     if result.is_simulated:
         sets = f"lagom run --config {folder} -- COMMAND sets these unproven"
         return f"To prove it on the machine: {proves}; {sets}. To undo either: start the job without lagom run."
