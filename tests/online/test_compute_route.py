@@ -315,5 +315,5 @@ def test_carve_outs_that_cannot_be_set_are_left_out_of_the_search_in_words(caplo
         assert _settable(OnlineOptions(sm_carveouts=(4, 16)), FakeCompute()).sm_carveouts == ()
         caplog.clear()
         assert _settable(wanted, FakeCompute()) == wanted
-        assert "are not searched: tuner 'descent'" in caplog.text
+        assert "are not searched: tuner 'ours'" in caplog.text
     assert _settable(OnlineOptions(), NoComputeRoute("no CUDA device")) == OnlineOptions()
