@@ -52,7 +52,7 @@ TUNERS: dict[str, Make] = {
     "static_cap": lambda problems: StaticCap(problems, seed=3),
     "threads_only": lambda problems: ThreadsOnly(problems, seed=3),
     "autoccl": lambda problems: AutoCcl(problems, seed=3),
-    "autoccl without samples": lambda problems: AutoCcl(problems, seed=3, num_pretrain=0, num_train=8),
+    "autoccl in short": lambda problems: AutoCcl(problems, seed=3, num_pretrain=1, num_train=8),
     "lagom": lambda problems: Lagom(problems, seed=3),
     "lagom by lr": lambda problems: Lagom(problems, seed=3, step="lr"),
     "lagom proportional": lambda problems: Lagom(problems, seed=3, ladder="proportional"),

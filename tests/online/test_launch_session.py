@@ -141,6 +141,20 @@ def test_tuning_without_a_line_of_code_keeps_every_loss_and_saves_what_it_found(
         assert saved["world_size"] == 2
 
 
+@pytest.mark.parametrize(("tuner", "first"), [("lagom", "all collectives at minimal resources"), ("autoccl", "sample")])
+def test_an_unmodified_job_is_searched_by_the_papers_tuners_too(tmp_path, losses, tuner, first):
+    code, tuned, error = run(tmp_path, "--online", "--tuner", tuner, "--out", "tuned", steps=30, by_torchrun=False)
+    assert code == 0, error
+    assert tuned == losses("fsdp", 30)
+    rows = [json.loads(line) for line in (tmp_path / "tuned" / "journal.0.jsonl").read_text().splitlines()[1:]]
+    searched = [row for row in rows if row["kind"] == "search"]
+    assert any(first in reason for row in searched for reason in group_reasons(row)), searched[:2]
+
+
+def group_reasons(row):
+    return [group["reason"] for group in row["groups"].values() if group.get("reason")]
+
+
 def test_a_rank_that_is_disabled_alone_takes_all_ranks_off_at_one_step(tmp_path, losses):
     code, tuned, error = run(tmp_path, "--online", "--out", "tuned", steps=30, by_torchrun=False, DISABLED_AT="9")
     assert code == 0, error

@@ -69,7 +69,7 @@ def start(tmp_path, monkeypatch):
         monkeypatch.setattr(launch_session, "OnlineTuner", lambda *_, **__: tuner)
         events = JsonLines(tmp_path / "events.jsonl", rank=0)
         metrics = PrometheusFile(tmp_path / "metrics.prom", rank=0)
-        session = Tuning(events, metrics, folder=tmp_path, config=None, rank=0)
+        session = Tuning(events, metrics, folder=tmp_path, config=None, tuner="ours", rank=0)
         ranks.append(Rank(session, events, metrics, is_trained))
         model = torch.nn.Linear(2, 2)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

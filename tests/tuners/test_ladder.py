@@ -1,10 +1,16 @@
 """The rungs as positions on lattices, worked by hand."""
 
-import pytest
+from itertools import pairwise
 
-from lagom_overlap.collective import Algorithm, Protocol, Subspace
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, Protocol, Subspace
+from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.errors import UnknownNameError
-from lagom_overlap.tuners.ladder import PROPORTIONAL, THIRDS, Ladder, ladder_named, round_up, rungs
+from lagom_overlap.hardware import load_preset
+from lagom_overlap.tuners.ladder import LADDERS, PROPORTIONAL, THIRDS, UNIT, Ladder, ladder_named, round_up, rungs
 from lagom_overlap.units import KIB, MIB
 
 
@@ -45,6 +51,44 @@ def test_slices_are_converted_where_the_protocol_is_simple() -> None:
     assert values(simple, THIRDS) == wanted
     ll = Subspace(algorithm=Algorithm.RING, protocol=Protocol.LL, num_channels=(1, 2, 4), chunk_bytes=(4, 8, 12, 16))
     assert values(ll, THIRDS) == [(1, 4), (2, 8), (4, 12), (4, 16)]
+
+
+def test_in_the_simulators_own_space_the_paper_s_pair_is_a_rung() -> None:
+    """Ring and Simple on an A40: rounded up, 688 KB became the whole buffer, and the third rung a smaller chunk."""
+    cluster = load_preset("a40_nvlink", 1)
+    model = ContentionModel(cluster, load_profile("plausible"))
+    space = model.space(Collective(CollectiveKind.ALL_GATHER, 64 * MIB, 8))
+    simple = next(one for one in space.subspaces if (one.algorithm, one.protocol) == (Algorithm.RING, Protocol.SIMPLE))
+    for ladder in (THIRDS, PROPORTIONAL):
+        assert (2, 1368 * KIB) in values(simple, ladder)
+
+
+@settings(max_examples=200)
+@given(
+    channels=st.sets(st.integers(1, 64), min_size=1, max_size=16),
+    chunks=st.sets(st.integers(1, 1024), min_size=1, max_size=16),
+    protocol=st.sampled_from([None, *Protocol]),
+    ladder=st.sampled_from(sorted(LADDERS.values(), key=lambda one: one.name)),
+)
+def test_no_knob_ever_falls(channels: set[int], chunks: set[int], protocol: Protocol | None, ladder: Ladder) -> None:
+    """By more than the paper's own 2 KB between its two pairs; the climb begins at the least and ends at the most."""
+    subspace = Subspace(
+        protocol=protocol,
+        num_channels=tuple(sorted(channels)),
+        chunk_bytes=tuple(2 * KIB * value for value in sorted(chunks)),
+    )
+    climb = values(subspace, ladder)
+    assert climb[0] == (subspace.num_channels[0], subspace.chunk_bytes[0])
+    assert climb[-1] == (subspace.num_channels[-1], subspace.chunk_bytes[-1])
+    for before, after in pairwise(climb):
+        assert after != before
+        assert (after[0] or 0) >= (before[0] or 0)
+        assert (after[1] or 0) >= (before[1] or 0) - 2 * KIB
+
+
+def test_the_smallest_step_is_one_more_value_of_each_knob() -> None:
+    space = Subspace(num_channels=(1, 2, 3, 4), chunk_bytes=(10, 20))
+    assert values(space, UNIT) == [(1, 10), (2, 20), (3, 20), (4, 20)]
 
 
 def test_a_single_value_and_a_missing_knob_leave_the_other_axis_to_climb() -> None:

@@ -213,10 +213,22 @@ def test_the_paper_result_is_found_where_it_is_the_balance() -> None:
         return measured(5 + 0.5 * num_channels, {1: 12.0, 2: 4.0}.get(num_channels, 3.0))
 
     default = CommConfig(algorithm=Algorithm.RING, protocol=Protocol.SIMPLE, num_channels=8, chunk_bytes=2048 * KIB)
-    tuner = Lagom((problem(ConfigSpace((NCCL,)), default=default),))
+    tuner = Lagom((problem(ConfigSpace((NCCL,)), default=default),), ladder="thirds")
     drive(tuner, run)
     found = tuner.recommend()["g"][0]
     assert (found.num_channels, found.chunk_bytes) == (2, 1368 * KIB)
+
+
+def test_the_default_step_is_one_more_channel_and_the_next_chunk() -> None:
+    asked = [
+        (trial.assignments["g"][0].num_channels, (trial.assignments["g"][0].chunk_bytes or 0) // KIB)
+        for trial in drive(
+            Lagom((problem(ConfigSpace((NCCL,))),)),
+            lambda name, assignment: measured(0.1, 100.0 / (assignment[0].num_channels or 1)),
+        )
+    ]
+    climb = [(1, 8), (2, 512), (3, 1024), (4, 1366), (5, 1368), (6, 2048)]
+    assert asked[1:] == [*climb, *((channels, 2048) for channels in range(7, 33))]
 
 
 def test_threads_stay_at_the_option_the_default_or_the_paper_s_128() -> None:

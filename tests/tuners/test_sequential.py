@@ -108,6 +108,16 @@ def test_times_to_the_last_bit_need_no_test() -> None:
     assert judged_pairs([1.0] * 3, [1.0] * 3).decision is Decision.NO_DIFFERENCE
 
 
+@pytest.mark.parametrize("gain", [1 + MIN_EFFECT, 1 + MIN_EFFECT / 2, 1.0000014])
+def test_a_formula_s_difference_below_the_least_effect_is_none(gain: float) -> None:
+    counts = gain >= 1 + MIN_EFFECT
+    found = judged_pairs([gain] * 3, [1.0] * 3)
+    assert found.decision is (Decision.FASTER if counts else Decision.NO_DIFFERENCE)
+    assert ("counts as no difference" in found.sentence()) is not counts
+    slower = judged_pairs([1.0] * 3, [gain] * 3).decision
+    assert slower is (Decision.SLOWER if counts else Decision.NO_DIFFERENCE)
+
+
 def test_a_gain_that_is_sure_but_too_small_to_count_is_not_adopted() -> None:
     gain = 1 + MIN_EFFECT / 2
     rng = np.random.default_rng(9)

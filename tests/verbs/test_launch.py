@@ -14,7 +14,7 @@ import pytest
 
 from lagom_overlap.cli import main
 from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigKey, ConfigTable
-from lagom_overlap.errors import BundleError, JobError, LagomError, OutputError
+from lagom_overlap.errors import BundleError, JobError, LagomError, OutputError, UnknownNameError
 from lagom_overlap.nccl_plugin.table_reader import read_table
 from lagom_overlap.nccl_plugin.table_writer import encode_table
 from lagom_overlap.verbs import run as launch
@@ -325,6 +325,15 @@ def test_online_tuning_starts_from_saved_settings(tmp_path, plugin_library):
     saved = saved_settings(tmp_path / "s.json", route="gloo")
     made = prepare(request(tmp_path, RunMode.ONLINE, config=saved), environment())
     assert made.environment["LAGOM_RUN_CONFIG"] == str(saved)
+
+
+def test_online_tuning_searches_with_the_tuner_that_is_named(tmp_path, plugin_library):
+    made = prepare(request(tmp_path, RunMode.ONLINE, tuner="lagom"), environment())
+    assert made.environment["LAGOM_RUN_TUNER"] == "lagom"
+    with pytest.raises(UnknownNameError, match="unknown tuner 'lagon'"):
+        prepare(request(tmp_path, RunMode.ONLINE, tuner="lagon"), environment())
+    with pytest.raises(JobError, match="--tuner has no meaning without --online"):
+        request(tmp_path, RunMode.OBSERVE, tuner="lagom")
 
 
 def test_without_the_plug_in_the_job_runs_and_it_is_said(tmp_path, monkeypatch):

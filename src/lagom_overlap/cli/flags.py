@@ -223,6 +223,7 @@ def _run(verbs: _Verbs) -> None:
         metavar="RUN",
         help="start from a run folder, settings that online tuning saved, or a plug-in table",
     )
+    parser.add_argument("--tuner", metavar="NAME", help="what searches with --online, as of lagom tune (default: ours)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for what is written (default: lagom-runs/)")
     _debug(parser)
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the training command")

@@ -14,7 +14,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Becomes the command; returns only if that fails."""
     mode = RunMode.OBSERVE if arguments.observe else RunMode.ONLINE if arguments.online else RunMode.FIXED
     request = LaunchRequest(
-        command=command_of(arguments.command), mode=mode, config=arguments.config, out=arguments.out
+        command=command_of(arguments.command),
+        mode=mode,
+        config=arguments.config,
+        tuner=arguments.tuner,
+        out=arguments.out,
     )
     launch = prepare(request, os.environ)
     write_lines(*(f"lagom run: {warning}" for warning in launch.warnings))

@@ -164,6 +164,11 @@ class Subspace:
             chunk_bytes=chunk_bytes,
         )
 
+    def at_number(self, number: int) -> CommConfig:
+        """The configuration at a place of the subspace's own order, in which chunks vary fastest."""
+        rest, chunk = divmod(number, len(self.chunk_bytes))
+        return self.at((*divmod(rest, len(self.num_threads)), chunk))
+
     def nearest(self, config: CommConfig) -> tuple[int, int, int]:
         """The lattice position nearest to a configuration in each knob; the largest value where the knob is None."""
         position = []

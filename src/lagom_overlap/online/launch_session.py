@@ -24,8 +24,15 @@ from lagom_overlap.online.job_profiler import OWN_PROFILER
 from lagom_overlap.online.launch_steps import TrainingSteps, is_trained, is_trained_in_parallel
 from lagom_overlap.online.options import MODE_VARIABLE, is_disabled
 from lagom_overlap.online.ranks.messages import SETTLED, SwitchState
-from lagom_overlap.online.run_jobs import CONFIG_VARIABLE, FIRST_WORLD_VARIABLE, FOLDER_VARIABLE, note_rank
+from lagom_overlap.online.run_jobs import (
+    CONFIG_VARIABLE,
+    FIRST_WORLD_VARIABLE,
+    FOLDER_VARIABLE,
+    TUNER_VARIABLE,
+    note_rank,
+)
 from lagom_overlap.online.tuner import OnlineTuner
+from lagom_overlap.tuners.registry import OURS
 
 SETTINGS_NAME: Final = "settings.json"
 FLUSH_EVERY: Final = 50
@@ -123,10 +130,11 @@ class Tuning:
         *,
         folder: Path,
         config: Path | None,
+        tuner: str,
         rank: int,
     ) -> None:
         self._events, self._metrics = events, metrics
-        self._folder, self._config, self._rank = folder, config, rank
+        self._folder, self._config, self._rank, self._tuner_name = folder, config, rank, tuner
         self._tuner: OnlineTuner | None = None
         self._open: contextlib.AbstractContextManager[None] | None = None
         self._last: tuple[SwitchState, str, int] | None = None
@@ -135,7 +143,7 @@ class Tuning:
     def on_model(self, model: nn.Module) -> None:
         """Makes the tuner, on all ranks at the same call of the model."""
         journal = self._folder / f"journal.{self._rank}.jsonl"
-        self._tuner = OnlineTuner(model, config=self._config, journal=journal)
+        self._tuner = OnlineTuner(model, config=self._config, journal=journal, tuner=self._tuner_name)
         self._events.write("model", type=type(model).__name__)
 
     def on_step(self) -> None:
@@ -233,7 +241,14 @@ def begin_session(environment: Mapping[str, str]) -> Rank:
             return Rank(observing, events, metrics)
         case "online":
             config = environment.get(CONFIG_VARIABLE)
-            tuning = Tuning(events, metrics, folder=folder, config=Path(config) if config else None, rank=rank)
+            tuning = Tuning(
+                events,
+                metrics,
+                folder=folder,
+                config=Path(config) if config else None,
+                tuner=environment.get(TUNER_VARIABLE, OURS),
+                rank=rank,
+            )
             # On gloo an adapter has to fit the model; below the plug-in any framework will do.
             return Rank(tuning, events, metrics, is_trained_in_parallel if nccl is None else is_trained)
         case "fixed":

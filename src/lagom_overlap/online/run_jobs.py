@@ -30,6 +30,7 @@ from lagom_overlap.record import check_own_folder, make_folder, read_regular
 FOLDER_VARIABLE: Final = "LAGOM_RUN_FOLDER"
 RUN_VARIABLE: Final = "LAGOM_RUN_ID"
 CONFIG_VARIABLE: Final = "LAGOM_RUN_CONFIG"
+TUNER_VARIABLE: Final = "LAGOM_RUN_TUNER"
 FIRST_WORLD_VARIABLE: Final = "LAGOM_RUN_FIRST_WORLD"
 """Ranks of the run's first job, in the ranks of its others."""
 _RING_VARIABLES: Final = ("LAGOM_RECORD", "LAGOM_PROFILE")

@@ -1,15 +1,19 @@
 """Rungs for a joint climb of channels and chunk: the quantised step of Lagom's Algorithm 2, as data.
 
-The paper reports (2 channels, 684 KB) and (4 channels, 1366 KB) on the way from the minimum to NCCL's (8, 2 MB). Two
-readings fit both pairs; they agree on the reported rungs and the top, and differ below:
+The paper does not say how large a step is. It reports (2 channels, 684 KB) and (4 channels, 1366 KB) between the
+minimum and NCCL's (8, 2 MB). Three readings:
 
-- `THIRDS` (default): channels double, the chunk climbs by thirds of its range: 2, 684, 1366, 2048 KB.
-- `PROPORTIONAL`: the chunk is proportional to the channels, 341 KB each: 342, 684, 1366, 2048 KB.
+- `UNIT` (default): the smallest joint step, one more value of each knob. It takes the reported numbers for places on
+  the way rather than for the step. No reading comes closer to the gains of the paper's Fig. 7.
+- `THIRDS`: channels double, the chunk climbs by thirds of its range: 2, 684, 1366, 2048 KB.
+- `PROPORTIONAL`: channels double, the chunk is proportional to them, 341 KB each: 342, 684, 1366, 2048 KB.
+
+A knob never falls from rung to rung, whatever the lattice.
 
 The paper's C is AutoCCL's C, a *slice* of NCCL's Simple buffer; `CommConfig.chunk_bytes` is the chunk on the wire. In a
 subspace of protocol Simple whose chunks all fit that buffer (2 MiB) the rungs are computed in slices on a 2 KB grid and
-converted; elsewhere (gloo, LL, LL128) the allowed chunk sizes themselves are climbed. Every rung is rounded up to the
-lattice. Source: spec, Lagom sections 1.4 and 2.1b, table rows 2, 3, 15.
+converted; elsewhere (gloo, LL, LL128) the allowed chunk sizes themselves are climbed. Slices are rounded to the nearest
+chunk of the lattice, other sizes up. Source: spec, Lagom sections 1.4 and 2.1b, table rows 2, 3, 15.
 """
 
 from dataclasses import dataclass
@@ -30,7 +34,7 @@ class Ladder:
     """Channels double from rung to rung; `chunk_shares[r]` says how far the chunk has climbed at rung r.
 
     The share is of the range above the minimum, or, `from_zero`, of the maximum itself. Beyond the last entry the chunk
-    stays at its maximum.
+    stays at its maximum. Without shares each rung is the next value of both knobs.
     """
 
     name: str
@@ -43,9 +47,10 @@ class Ladder:
         return max(float(low), share * high) if self.from_zero else low + share * (high - low)
 
 
+UNIT: Final = Ladder(name="unit", chunk_shares=(), from_zero=False)
 THIRDS: Final = Ladder(name="thirds", chunk_shares=(0.0, 1 / 3, 2 / 3, 1.0), from_zero=False)
 PROPORTIONAL: Final = Ladder(name="proportional", chunk_shares=(1 / 6, 1 / 3, 2 / 3, 1.0), from_zero=True)
-LADDERS: Final = {ladder.name: ladder for ladder in (THIRDS, PROPORTIONAL)}
+LADDERS: Final = {ladder.name: ladder for ladder in (UNIT, THIRDS, PROPORTIONAL)}
 
 
 def ladder_named(name: str) -> Ladder:
@@ -82,6 +87,17 @@ def _on_grid(slice_bytes: float, low: int, high: int) -> int:
     return max(low, min(int(steps) * SLICE_GRID_BYTES, high))
 
 
+def _not_below(before: int, chunks: tuple[int | None, ...], wanted: int) -> int:
+    """The place of the chunk nearest to the wanted one; that of the rung before where it would fall.
+
+    Rounded up, 688 KB, two of which make a chunk, can become the whole buffer, and the next rung a smaller chunk. The
+    paper's own pairs fall by one step of the grid, 1368 to 1366 KB: that is let through.
+    """
+    values = [value or 0 for value in chunks]
+    nearest = min(range(len(values)), key=lambda place: (abs(values[place] - wanted), place))
+    return nearest if values[nearest] >= values[before] - SLICE_GRID_BYTES else before
+
+
 def rungs(subspace: Subspace, ladder: Ladder) -> tuple[tuple[int, int], ...]:
     """The climb as (channel position, chunk position) on the lattice, from the minimum to the maximum.
 
@@ -91,18 +107,22 @@ def rungs(subspace: Subspace, ladder: Ladder) -> tuple[tuple[int, int], ...]:
     channels, chunks = subspace.num_channels, subspace.chunk_bytes
     climb = [(0, 0)]
     top = (len(channels) - 1, len(chunks) - 1)
+    if not ladder.chunk_shares:
+        return tuple((min(rung, top[0]), min(rung, top[1])) for rung in range(max(top) + 1))
     for rung in count(1):
         if climb[-1] == top:
             break
         channel = round_up(channels, (channels[0] or 1) * 2.0**rung)
         low, high = chunks[0] or 0, chunks[-1] or 0
-        if counts_slices(subspace):
+        if rung >= len(ladder.chunk_shares) - 1:
+            chunk = top[1]
+        elif counts_slices(subspace):
             least, most = _slice_bounds(chunks)
-            wanted: float = chunk_bytes_of_slice(_on_grid(ladder.chunk_target(rung, least, most), least, most))
+            slice_bytes = _on_grid(ladder.chunk_target(rung, least, most), least, most)
+            chunk = _not_below(climb[-1][1], chunks, chunk_bytes_of_slice(slice_bytes))
         else:
-            wanted = ladder.chunk_target(rung, low, high)
-        at_end = rung >= len(ladder.chunk_shares) - 1
-        place = (channel, top[1] if at_end else round_up(chunks, wanted))
+            chunk = round_up(chunks, ladder.chunk_target(rung, low, high))
+        place = (channel, chunk)
         if place != climb[-1]:
             climb.append(place)
     return tuple(climb)

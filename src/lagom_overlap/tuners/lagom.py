@@ -21,8 +21,8 @@ Departures, by row of the spec's table of readings (the algorithms as printed do
     divides by x'. Used by `step="lr"` only.
  2. The step is applied to normalised coordinates, log2 of channels and linear chunk, rounded up to the lattice and at
     least one position in each.
- 3. Default `step="ladder"`: channels double, the chunk climbs by thirds (`ladder.py`, which reading is named in every
-    reason); a data-dependent step could not hit both reported pairs. `"lr"` can jump over the balance.
+ 3. Default `step="ladder"`: the smallest joint step, one more value of each knob, or one of two readings of the two
+    pairs that the paper reports (`ladder.py`; every reason names it). `"lr"` can jump over the balance.
  4. The number of threads stays fixed: the option `num_threads`, else the default's, else 128 (nearest allowed).
  5. Before its first probe x_j is infinite: the corner of minimal resources cannot "regress", and the first step is
     one rung, never a quotient.
@@ -373,7 +373,7 @@ class Lagom(GroupwiseTuner):
     `mode` is `"repaired"`, `"paper"` (the paper's search with no more repairs than it takes to run), or `"printed"`: as
     printed, with a warning per group on which they do not end; the other options then have no meaning.
 
-    `step` is `"ladder"` or `"lr"`, `ladder` `"thirds"` or `"proportional"`; `min_step` bounds lr from below;
+    `step` is `"ladder"` or `"lr"`, `ladder` `"unit"`, `"thirds"` or `"proportional"`; `min_step` bounds lr from below;
     `num_threads` fixes NT. `num_subspaces` is how many subspaces are climbed, best first (0: all, as the paper's divide
     and conquer; a budget ends it anywhere).
 
@@ -389,7 +389,7 @@ class Lagom(GroupwiseTuner):
         seed: int = 0,
         mode: str = "repaired",
         step: str = "ladder",
-        ladder: str = "thirds",
+        ladder: str = "unit",
         num_threads: int | None = None,
         min_step: float = 0.05,
         num_subspaces: int = 1,

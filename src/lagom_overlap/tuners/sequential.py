@@ -18,8 +18,8 @@ and Koolen (arXiv 2009.03167); tanh bounds what a single pair can win or lose, s
 The scale is the job's own noise: an A/A phase first, in which both blocks run the incumbent, then the deviations of the
 pairs from their median so far. Where it is wrong, the test only takes longer.
 
-Times that repeat to the last bit are a formula's, no clock's, and have no noise to judge: `EXACT_PAIRS` decide then,
-however small a difference is.
+Times that repeat to the last bit are a formula's, no clock's, and have no noise to judge: `EXACT_PAIRS` decide then. A
+difference below the least effect is none there either: no formula is that good.
 """
 
 from collections.abc import Sequence
@@ -96,6 +96,8 @@ class Judgement:
         limits = f"{self.low:.3f} to {'any' if not isfinite(self.high) else f'{self.high:.3f}'}"
         if self.decision in (Decision.FASTER, Decision.SLOWER):
             return f"{self.ratio:.3f}x ({limits}), {self.decision} in {num} at an error rate of {self.alpha:.0%}{noise}"
+        if self.low == self.high:
+            return f"{self.ratio:.4f}x: less than {self.min_effect:.1%} counts as no difference"
         if not isfinite(self.largest_unseen):
             if self.decision is Decision.NO_DIFFERENCE and self.ratio < 1:
                 return f"{self.ratio:.3f}x; ended after {num}, since it could no longer be proved faster{noise}"
@@ -168,7 +170,9 @@ def is_exact(
 
 
 def _exact(ratio: float, num_pairs: int, noise: float | None, alpha: float, min_effect: float) -> Judgement:
-    decision = Decision.SLOWER if ratio < 1 else Decision.FASTER if ratio > 1 else Decision.NO_DIFFERENCE
+    decision = Decision.NO_DIFFERENCE
+    if abs(log(ratio)) > (1 - 1e-9) * log(1 + min_effect):  # the ratio is the exponential of a logarithm
+        decision = Decision.FASTER if ratio > 1 else Decision.SLOWER
     return Judgement(
         decision=decision,
         num_pairs=num_pairs,

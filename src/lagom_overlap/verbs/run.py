@@ -41,11 +41,13 @@ from lagom_overlap.nccl_plugin.library import installed_library
 from lagom_overlap.nccl_plugin.table_reader import MAX_TABLE_BYTES, decode_table, read_table
 from lagom_overlap.nccl_plugin.table_writer import write_table
 from lagom_overlap.record import OTHERS_MAY_WRITE, check_own_folder, read_regular
+from lagom_overlap.tuners.registry import check_tuner_name
 
 MODE_VARIABLE: Final = "LAGOM_RUN_MODE"
 FOLDER_VARIABLE: Final = "LAGOM_RUN_FOLDER"
 RUN_VARIABLE: Final = "LAGOM_RUN_ID"
 CONFIG_VARIABLE: Final = "LAGOM_RUN_CONFIG"
+TUNER_VARIABLE: Final = "LAGOM_RUN_TUNER"
 ENGINE_VARIABLE: Final = "LAGOM_RUN_ENGINE"
 WORLD_VARIABLE: Final = "LAGOM_RUN_WORLD"
 RECORD_NAME: Final = "record.%r.bin"
@@ -68,11 +70,16 @@ class RunMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchRequest:
-    """A command and how to run it; `config` is what --config names, `out` a new folder (None: one below lagom-runs)."""
+    """A command and how to run it.
+
+    `config` is what --config names, `tuner` what searches online (None: ours), `out` a new folder (None: one below
+    lagom-runs).
+    """
 
     command: tuple[str, ...]
     mode: RunMode
     config: Path | None = None
+    tuner: str | None = None
     out: Path | None = None
 
     def __post_init__(self) -> None:
@@ -82,6 +89,8 @@ class LaunchRequest:
             raise JobError("give --observe, --online or --config RUN: without one there is nothing to do")
         if self.mode is RunMode.OBSERVE and self.config is not None:
             raise JobError("--config has no meaning with --observe, which changes nothing")
+        if self.tuner is not None and self.mode is not RunMode.ONLINE:
+            raise JobError("--tuner has no meaning without --online: nothing is searched")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,8 +125,8 @@ def prepare(request: LaunchRequest, environment: Mapping[str, str]) -> PreparedL
             warnings=("LAGOM_DISABLE is set: the command runs as if lagom were not there",),
         )
     fixed = _fixed(request.config) if request.config is not None and request.mode is RunMode.FIXED else None
-    if request.mode is RunMode.ONLINE and request.config is not None:
-        _check_online_settings(request.config)
+    if request.mode is RunMode.ONLINE:
+        _check_online(request)
     shared = _shared_folder(request, environment)
     if shared is None:
         RunFolder.check(request.out)
@@ -153,8 +162,7 @@ def prepare(request: LaunchRequest, environment: Mapping[str, str]) -> PreparedL
     }
     if request.mode is not RunMode.FIXED:
         prepared.setdefault("KINETO_LOG_LEVEL", QUIET_KINETO)
-    if request.config is not None:
-        prepared[CONFIG_VARIABLE] = str(request.config.resolve())
+    prepared |= _named(request)
     _write_record(request, folder)
     return PreparedLaunch(
         program=program, command=request.command, environment=prepared, folder=folder, warnings=tuple(warnings)
@@ -165,7 +173,7 @@ def _write_record(request: LaunchRequest, folder: Path) -> None:
     """Says what is run; of several tasks that share the folder, once. A job starts without it, too."""
     if not (folder / RECORD).exists():
         words = tuple(word.encode(errors="replace").decode() for word in request.command)  # bytes that are no text
-        asked = {"command": words, "mode": request.mode, "config": request.config}
+        asked = {"command": words, "mode": request.mode, "config": request.config, "tuner": request.tuner}
         RunFolder(folder).write(RunRecord.now(RunKind.RUN, seed=None, request=asked), skips_unwritable=True)
 
 
@@ -247,7 +255,18 @@ class _Fixed:
         return cls(exported.content, deployment.launch.sm_carveout, (*notes, *exported.not_carried))
 
 
-def _check_online_settings(config: Path) -> None:
+def _named(request: LaunchRequest) -> dict[str, str]:
+    """What the ranks are told of the request by name."""
+    named = {} if request.tuner is None else {TUNER_VARIABLE: request.tuner}
+    return named if request.config is None else {**named, CONFIG_VARIABLE: str(request.config.resolve())}
+
+
+def _check_online(request: LaunchRequest) -> None:
+    if request.tuner is not None:
+        check_tuner_name(request.tuner)
+    config = request.config
+    if config is None:
+        return
     if not config.exists():
         raise JobError(f"--config {str(config)!r} does not exist; --online takes settings that online tuning saved")
     if not is_online_settings(config):

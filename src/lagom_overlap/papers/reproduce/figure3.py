@@ -162,8 +162,9 @@ def _lines_of_3b_3c(profile: str, points: Sequence[_Point]) -> list[Line]:
             what="3b: NC > 8 drastically prolongs computation",
             published="drastic",
             ours=f"the loss at NC = 32 is {spread(knee, 'x')} that at NC = 8",
-            verdict=judge_cases([ratio > 1.5 for ratio in knee]),
-            why="Every channel takes an SM; with whole waves the loss comes in steps.",
+            verdict=as_built_in(judge_cases([ratio > 1.5 for ratio in knee])),
+            why="It follows from Eq. 5, which is built in: every channel takes an SM, and with whole waves the loss"
+            " comes in steps.",
         ),
         line(
             what="3c: a larger chunk significantly prolongs computation (NC = 4)",

@@ -100,22 +100,19 @@ def cases(
     return found
 
 
-_TAKEN = (
-    "Table 2's models and batches, the clusters; the ladder's rungs, which go through the pairs that the paper reports;"
-    " Eq. 5's form"
-)
+_TAKEN = "Table 2's models and batches, the clusters; Eq. 5's form"
 _WHY_FSDP = (
     "NCCL 2.18.3 takes 8 channels on a node of cluster A, 4 on B, 4 and 2 across nodes: the A40 keeps at least 76 of 84"
     " SMs. What tuning can win back is what those channels and their traffic cost, a few per cent, and nothing where"
     " the step is bound by communication at the link's rate."
 )
 _WHY_AUTOCCL = (
-    "A search on communication time alone takes up to 60 channels for a few per cent: without noise it"
-    " follows a flat valley, and does not see what the SMs that it takes cost."
+    "A search on communication time alone takes channels for a few per cent, and does not see what the SMs that it"
+    " takes cost."
 )
 _WHY_BEHIND = (
-    "Lagom climbs from minimal resources and stops as soon as communication is hidden or a step does not help, on a"
-    " coarser lattice than AutoCCL's; unguarded it can end behind both."
+    "Lagom climbs from minimal resources, channels and chunk together, and stops as soon as communication is hidden or"
+    " a step does not help; unguarded it can end behind both."
 )
 
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from lagom_overlap.collective import CollectiveKind, CommConfig, chunk_bytes_of_slice
 from lagom_overlap.papers.reproduce.ground import DEFAULT, model_of, search
-from lagom_overlap.papers.reproduce.judge import LEAST_SHARE, as_built_in, judge_number
+from lagom_overlap.papers.reproduce.judge import LEAST_SHARE, judge_number
 from lagom_overlap.papers.reproduce.result import Line, ReproducedVerdict, SpeedupBar
 from lagom_overlap.papers.workloads import load_table2, paper_step
 from lagom_overlap.sim import GroupSimulator, simulate_iteration
@@ -97,14 +97,13 @@ def _published_configs(held: _Patterns) -> tuple[list[SpeedupBar], list[Line]]:
     return bars, lines
 
 
-def _judge_channels(channels: int, published: int, tuner: str) -> ReproducedVerdict:
-    """The same number; else at least half as far from the default's. The ladder's rungs are built in."""
+def _judge_channels(channels: int, published: int) -> ReproducedVerdict:
+    """The same number; else at least half as far from the default's."""
     default = DEFAULT.num_channels or 1
     has_half = (channels - default) / (published - default) >= LEAST_SHARE
-    verdict = ReproducedVerdict.DIRECTION if has_half else ReproducedVerdict.NOT
     if channels == published:
-        verdict = ReproducedVerdict.REPRODUCED
-    return as_built_in(verdict) if tuner == "lagom" else verdict
+        return ReproducedVerdict.REPRODUCED
+    return ReproducedVerdict.DIRECTION if has_half else ReproducedVerdict.NOT
 
 
 def _own_choices(held: _Patterns, seed: int) -> tuple[list[SpeedupBar], list[Line]]:
@@ -123,14 +122,13 @@ def _own_choices(held: _Patterns, seed: int) -> tuple[list[SpeedupBar], list[Lin
         bars.append(
             SpeedupBar(pattern=pattern, config=f"{label}'s own choice", profile=held.profile, published=None, ours=ours)
         )
-        why = "The ladder stops at the first rung that hides communication."
+        why = "The climb stops at the first step that hides communication."
         if tuner == "autoccl":
             before_s = held.model.collective(group.comms[0].collective, DEFAULT).seconds()
             after_s = held.model.collective(group.comms[0].collective, config).seconds()
             why = (
-                f"Alone the choice is {100 * (before_s / after_s - 1):.1f} % faster than the default: with many"
-                " channels and the space's smallest chunk less of the pipeline has to fill. A search on that time alone"
-                " does not see what it costs."
+                f"Alone the choice is {100 * (before_s / after_s - 1):.1f} % faster than the default. A search on that"
+                " time alone does not see what it costs."
             )
         lines.append(
             Line(
@@ -139,11 +137,9 @@ def _own_choices(held: _Patterns, seed: int) -> tuple[list[SpeedupBar], list[Lin
                 what=f"{pattern}: what {label} chooses for the {kind}",
                 published=words,
                 ours=f"NC={config.num_channels}, chunk {format_bytes(config.chunk_bytes or 0)}; {ours:.3f}x",
-                verdict=_judge_channels(config.num_channels or 0, published, tuner),
+                verdict=_judge_channels(config.num_channels or 0, published),
                 why=why,
-                taken="the space's 64 channels"
-                if tuner == "autoccl"
-                else "the ladder: it climbs through this very pair",
+                taken="the space's 64 channels",
             )
         )
     return bars, lines
