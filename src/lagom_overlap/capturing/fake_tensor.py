@@ -95,12 +95,15 @@ class _Record(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
             if is_traceable_wrapper_subclass_type(kind):
                 return NotImplemented
         schema_name = func._schema.name
+        result: Any
+        is_host_read = True
         try:
             result = func(*args, **kwargs)
+            is_host_read = False  # also of `item` where the value is known: a scalar that never was on the device
         except DataDependentOutputException:
             if self._read_value is None or schema_name != _READS_ONE:
                 raise
-            return self._read_value(args[0])
+            result = self._read_value(args[0])
         except DynamicOutputShapeException:
             if self._read_value is None or schema_name != _FINDS:
                 raise
@@ -121,6 +124,7 @@ class _Record(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
             origin=where.origin(schema_name.replace("::", ".")),
             stream=COMPUTE if stream == MAIN_STREAM else stream,
             forward_node=where.forward_node,
+            is_host_read=is_host_read,
         )
         return result
 

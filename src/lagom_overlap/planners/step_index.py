@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from functools import cached_property
 
 from lagom_overlap.workload import CommOp, CompOp, Iteration, Op, Phase
+from lagom_overlap.workload.ops import data_deps
 
 
 class StepIndex:
@@ -38,11 +39,11 @@ class StepIndex:
         """
         found: dict[str, CommOp] = {}
         for op in self.iteration.comms:
-            made = [self.ops[dep] for dep in op.deps]
+            made = [self.ops[dep] for dep in data_deps(op, self.ops)]
             of_weights = made and all(m.origin.phase is Phase.WEIGHT_GRAD or m.name in found for m in made)
             users = [self.ops[name].origin.phase for name in self.followers[op.name]]
             into_optimizer = users and all(phase is Phase.OPTIMIZER for phase in users)
-            if of_weights or (into_optimizer and op.deps):
+            if of_weights or (into_optimizer and made):
                 found[op.name] = op
         for op in reversed(self.iteration.comms):
             readers = self.followers[op.name]
