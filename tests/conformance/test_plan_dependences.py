@@ -311,6 +311,55 @@ def test_updates_follow_clipping_and_dropouts_keep_their_order(planner: str) -> 
     assert all(spans[one].end_s <= spans[other].start_s for one, other in pairwise(drawn))
 
 
+@cache
+def replicated(*, gradients_are_views: bool) -> PlanProblem:
+    def build() -> TrainingStep:
+        blocks = [nn.Sequential(nn.Linear(512, 512), nn.GELU()) for _ in range(4)]
+        model = nn.parallel.DistributedDataParallel(
+            nn.Sequential(*blocks), bucket_cap_mb=1, gradient_as_bucket_view=gradients_are_views
+        )
+        optimizer = torch.optim.SGD(model.parameters(), foreach=False)
+        inputs = (torch.randn(64, 512),)
+        return TrainingStep(model=model, inputs=inputs, loss=lambda out: out.square().mean(), optimizers=(optimizer,))
+
+    return problem_of(capture_training(build, num_ranks=RANKS, name="replicated"))
+
+
+@pytest.mark.parametrize("gradients_are_views", [False, True])
+@pytest.mark.parametrize("planner", ["as issued", *REWRITING])
+def test_ddp_reduces_its_buckets_in_order_then_copies_them_out_then_steps(
+    planner: str, gradients_are_views: bool
+) -> None:
+    """As `reducer.cpp` does: `optimizer.step()` comes when `finalize_backward` has awaited every bucket."""
+    problem = replicated(gradients_are_views=gradients_are_views)
+    assert problem.framework == "DDP"
+    plan = None if planner == "as issued" else plan_of(planner, problem)
+    iteration, configs = (problem.unplanned, {}) if plan is None else (plan.iteration, plan.configs)
+    spans = {span.name: span for span in simulated(problem, iteration, configs).timeline.spans}
+    known = dict.fromkeys(op.name for op in problem.iteration.ops)
+    parts = {name: [name] for name in known} if plan is None else parts_of(plan, known)
+
+    def start_s(names: list[str]) -> float:
+        return min(spans[part].start_s for name in names for part in parts[name])
+
+    def end_s(names: list[str]) -> float:
+        return max(spans[part].end_s for name in names for part in parts[name])
+
+    buckets = [op.name for op in problem.iteration.comms]
+    assert len(buckets) == 4
+    backward = [op for op in problem.iteration.computations if op.origin.phase in (Phase.BACKWARD, Phase.WEIGHT_GRAD)]
+    copies = [op.name for op in backward if op.deps and set(op.deps) <= set(buckets)]
+    assert len(copies) == (0 if gradients_are_views else 8)
+    updates = [op.name for op in problem.iteration.ops if op.origin.phase is Phase.OPTIMIZER]
+    assert len(updates) == 8
+    for earlier, later in pairwise(buckets):
+        assert start_s([earlier]) <= start_s([later])
+        assert end_s([earlier]) <= end_s([later]) + 1e-12
+    assert end_s([*buckets, *copies]) <= start_s(updates) + 1e-12
+    if copies:
+        assert end_s([op.name for op in backward if op.name not in copies]) <= start_s(copies) + 1e-12
+
+
 class _Routed(nn.Module):
     """Tokens travel to experts on all ranks by counts that are exchanged, and read, first."""
 

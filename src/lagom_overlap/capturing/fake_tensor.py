@@ -14,19 +14,21 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
+from torch import distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
-from lagom_overlap.capturing.data_parallel import data_parallel_stand_in
+from lagom_overlap.capturing.communicators import Communicators
+from lagom_overlap.capturing.data_parallel import data_parallel_stand_in, reducing_group
 from lagom_overlap.capturing.fake_world import MAIN_STREAM, FakeStreams, fake_world
 from lagom_overlap.capturing.recorder import StepRecorder
 from lagom_overlap.capturing.whereabouts import Whereabouts
 from lagom_overlap.errors import JobError
 from lagom_overlap.workload.issued import IssuedStep
-from lagom_overlap.workload.streams import COMPUTE, FSDP2
+from lagom_overlap.workload.streams import COMPUTE, DDP_REDUCER, FSDP2
 
 MAX_RANKS: Final = 1 << 20
 
@@ -249,8 +251,13 @@ def _name_of_world(model: nn.Module, num_ranks: int) -> str:
     return names.pop() if len(names) == 1 else "world"
 
 
-def _fsdp_stream_names(model: nn.Module) -> dict[str, str]:
-    names = {}
+def _stream_names(model: nn.Module, communicators: Communicators) -> dict[str, str]:
+    """What the streams of FSDP2 and of DDP's reducer are called, by the recorder's names for them."""
+    names: dict[str, str] = {}
+    for group in dict.fromkeys(map(reducing_group, model.modules())):
+        if group is not None and group.size() > 1:
+            communicator = communicators.name_of(group, tuple(dist.get_process_group_ranks(group)))
+            names[communicator] = f"{DDP_REDUCER}_{communicator}" if DDP_REDUCER in names.values() else DDP_REDUCER
     for module in model.modules():
         state = getattr(module, "_get_fsdp_state", None)
         context = getattr(state(), "_comm_ctx", None) if callable(state) else None
@@ -307,7 +314,7 @@ def capture_step(
             _run(step, whereabouts)
         gc.collect()
         recorder.keep_alive()
-        found = recorder.finish(name, num_ranks, _fsdp_stream_names(step.model))
+        found = recorder.finish(name, num_ranks, _stream_names(step.model, recorder.communicators))
         return replace(found, notes=(*found.notes, *_remarks(step.model, found)))
 
 
