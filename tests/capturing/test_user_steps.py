@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -210,3 +211,25 @@ def test_any_configuration_that_transformers_builds_is_captured(tmp_path):
     path.write_text(json.dumps({**fields, "model_type": "no-such-model"}))
     with pytest.raises(JobError, match="knows no such configuration"):
         run_capture(CaptureRequest(target=f"hf:{path}", parallel="fsdp=4"))
+
+
+class Scaled(torch.optim.SGD):
+    """Skips a step whose gradients are not finite, as a gradient scaler does."""
+
+    def step(self, closure=None):
+        gradients = [one.grad for group in self.param_groups for one in group["params"]]
+        return super().step(closure) if torch.stack([one.isfinite().all() for one in gradients]).all().item() else None
+
+
+def test_an_optimizer_that_reads_values_is_captured_and_its_updates_follow_the_read():
+    def build() -> TrainingStep:
+        model = blocks()
+        step = step_of(model, read_value=lambda _: 1)
+        return replace(step, optimizers=(Scaled(model.parameters(), lr=0.1, momentum=0.9, foreach=True),))
+
+    step = captured(build).iteration
+    (read,) = [op for op in step.computations if op.is_host_read]
+    place = [op.name for op in step.ops].index(read.name)
+    behind = _ancestors(step)
+    assert place < len(step.ops) - 1
+    assert all(read.name in behind[op.name] for op in step.ops[place + 1 :])

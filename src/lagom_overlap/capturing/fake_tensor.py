@@ -89,7 +89,16 @@ class _Record(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
         self._recorder = recorder
         self._whereabouts = whereabouts
         self._streams = streams
-        self.is_paused = False
+        self._is_paused = False
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Nothing is handed on for a while."""
+        before, self._is_paused = self._is_paused, True
+        try:
+            yield
+        finally:
+            self._is_paused = before
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -110,7 +119,7 @@ class _Record(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
             if self._read_value is None or schema_name != _FINDS:
                 raise
             result = args[0].new_empty((int(self._read_value(args[0])), args[0].dim()), dtype=torch.int64)
-        if self.is_paused or schema_name in _SILENT:
+        if self._is_paused or schema_name in _SILENT:
             return result
         where = self._whereabouts
         if schema_name in _LABELS:
@@ -227,11 +236,8 @@ def _shapes_unrecorded(record: _Record) -> Iterator[None]:
     plain = getattr(ShardingPropagator, name)
 
     def propagate(*args: Any, **kwargs: Any) -> Any:
-        record.is_paused, before = True, record.is_paused
-        try:
+        with record.paused():
             return plain(*args, **kwargs)
-        finally:
-            record.is_paused = before
 
     setattr(ShardingPropagator, name, propagate)
     try:
@@ -299,17 +305,18 @@ def capture_step(
         step = build()
         if not isinstance(step, TrainingStep):
             raise JobError(f"the build function returned {type(step).__name__}, must return a TrainingStep")
-        _make_optimizer_state(step)
-        if warm_up:
-            _run(step, Whereabouts(step.model))
+        whereabouts = Whereabouts(step.model)
+        record = _Record(recorder, whereabouts, streams, step.read_value)
+        with record.paused(), record:  # what reads values is answered here, too
+            _make_optimizer_state(step)
+            if warm_up:
+                _run(step, Whereabouts(step.model))
         recorder.add_parameters(_local(parameter) for parameter in step.model.parameters())
         for optimizer in step.optimizers:
             for tensor in _state_tensors(optimizer):
                 recorder.storages.external(tensor)
         recorder.communicators.name_world(world_name or _name_of_world(step.model, num_ranks))
         streams.sink = _Clock(recorder)
-        whereabouts = Whereabouts(step.model)
-        record = _Record(recorder, whereabouts, streams, step.read_value)
         with whereabouts, _resizes_reported(recorder), _shapes_unrecorded(record), record:
             _run(step, whereabouts)
         gc.collect()
