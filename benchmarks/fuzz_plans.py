@@ -2,6 +2,7 @@
 
 python benchmarks/fuzz_plans.py run --first 0 --programs 100       steps of the next seeds; finds are printed
 python benchmarks/fuzz_plans.py show 17                            what the step of a seed is made of, and what breaks
+python benchmarks/fuzz_plans.py behind --first 0 --programs 100    how far the default planner is behind each other one
 
 A step has dense blocks, dropout, routed experts whose counts are exchanged and read by `tolist`, branches on `item`,
 rows that `nonzero` finds, weights that are gathered by hand, metrics that nobody reads; it is replicated (DDP), sharded
@@ -11,6 +12,9 @@ The oracle sees each dispatched operator with its tensors and shares nothing wit
 gave: operators depend on each other through storages that they read and write and by drawing random numbers; what comes
 behind a value that the host read depends on what made that value. No part of an operator may start in a plan before
 what it depends on has ended, or (pieces of both) has begun to end.
+
+`behind` plans captured steps (even seeds) and built ones (odd seeds: parallel layouts of small decoders) with every
+planner, all given the same work, and compares what the simulation with contention says of the plans.
 """
 
 import argparse
@@ -37,6 +41,7 @@ from lagom_overlap.capturing.layouts import StorageTable
 from lagom_overlap.capturing.recorder import StepRecorder
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.cost import ContentionModel, load_profile
+from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.jobfile.registry import make_planner, planner_names
 from lagom_overlap.planners.base import Plan, PlanProblem
@@ -48,7 +53,10 @@ from lagom_overlap.timeline import Span
 from lagom_overlap.workload import Phase
 from lagom_overlap.workload.fsdp2.visits import visits_of
 from lagom_overlap.workload.issued import IssuedStep
+from lagom_overlap.workload.models import TransformerModel
+from lagom_overlap.workload.parallel import ParallelLayout
 from lagom_overlap.workload.rewrite.steps import Fuse
+from lagom_overlap.workload.step import Unit, program_step
 
 RANKS: Final = 4
 TOKENS: Final = 256
@@ -57,6 +65,8 @@ TOPS: Final = 2
 WIDTHS: Final = (128, 256, 512)
 WORK: Final = 0.05
 """Millions of steps per plan: small steps, many of them."""
+BEHIND: Final = 0.001
+"""What the default planner may be behind another one."""
 OTHERS: Final = 3
 """Planners per step besides the default one."""
 PLANNERS: Final = tuple(sorted(set(planner_names()) - {"fsdp2", "ours", "joint"}))
@@ -485,6 +495,86 @@ def run(arguments: argparse.Namespace) -> int:
     return int(num_finds > 0)
 
 
+# The default planner against the others.
+
+
+def built_problem(seed: int) -> tuple[str, PlanProblem]:
+    """A decoder's step in a layout, on two nodes, and what it is in words."""
+    random = Random(seed)
+    hidden = random.choice((1024, 2048, 4096))
+    model = TransformerModel(
+        name="drawn",
+        num_layers=random.choice((2, 3)),
+        hidden=hidden,
+        ffn=4 * hidden,
+        num_heads=16,
+        num_kv_heads=16,
+        head_dim=hidden // 16,
+        vocab=4096,
+        gated=random.random() < 0.5,
+        **({"num_experts": 16, "experts_per_token": 2} if random.random() < 0.3 else {}),  # type: ignore[arg-type]
+    )
+    preset = random.choice(("a100_hdr1", "h100_dgx"))
+    tensor = random.choice((1, 2, 8))
+    data, micro_batches = 16 // tensor, random.choice((1, 2))
+    layout = ParallelLayout(
+        tensor=tensor,
+        data=data,
+        sequence_parallel=tensor > 1 and random.random() < 0.5,
+        zero_stage=random.choice((0, 3)),
+        expert=min(8, data) if model.num_experts > 1 else 1,
+        global_batch=data * micro_batches,
+    )
+    cluster = load_preset(preset, 2)
+    seq_len = random.choice((512, 2048))
+    step = program_step(model, layout, seq_len=seq_len, gpus_per_node=8, unit=random.choice((Unit.LAYER, Unit.MATRIX)))
+    times = ModelTimes(ContentionModel(cluster, load_profile("plausible")))
+    words = f"{preset}, tensor {tensor}, data {data}, ZeRO {layout.zero_stage}, {seq_len} tokens, width {hidden}"
+    return words, PlanProblem(iteration=step, cluster=cluster, times=times)
+
+
+def behind(seed: int, *, work: float, planners: Sequence[str] = PLANNERS) -> tuple[str, int, dict[str, float]]:
+    """A step in words, its operators; by planner how much longer the default's plan takes (below 0: shorter)."""
+    if seed % 2:
+        words, problem = built_problem(seed)
+    else:
+        words, problem = drawn(seed).words, problem_of(captured(drawn(seed))[0])
+    problem = replace(problem, work=SearchBudget(work))
+    plan = make_planner("ours", {}).plan(problem)
+    own_s = simulated(problem, plan.iteration, plan.configs).makespan_s
+    found = {}
+    for name in planners:
+        try:
+            other = make_planner(name, {}).plan(problem)
+        except JobError:  # its rules are for another kind of step
+            continue
+        found[name] = own_s / simulated(problem, other.iteration, other.configs).makespan_s - 1
+    return words, len(problem.iteration.ops), found
+
+
+def compare(arguments: argparse.Namespace) -> int:
+    """So many programs with every planner."""
+    worst: dict[str, float] = {}
+    gains: dict[str, list[float]] = {}
+    num_behind = 0
+    for seed in range(arguments.first, arguments.first + arguments.programs):
+        words, num_ops, found = behind(seed, work=arguments.work)
+        late = {name: share for name, share in found.items() if share > BEHIND}
+        num_behind += bool(late)
+        for name, share in late.items():
+            print(f"seed {seed} ({words}; {num_ops} operators): {share:.2%} behind {name}", flush=True)
+        for name, share in found.items():
+            worst[name] = max(worst.get(name, -1.0), share)
+            gains.setdefault(name, []).append(-share)
+        if not (seed + 1) % 20:
+            print(f"up to seed {seed}: {num_behind} behind", file=sys.stderr, flush=True)
+    for name in sorted(worst):
+        mean = sum(gains[name]) / len(gains[name])
+        print(f"{name}: {len(gains[name])} steps, at worst {worst[name]:+.3%}, in the mean {mean:.1%} shorter")
+    print(f"{arguments.programs} steps, {num_behind} with a planner that is more than {BEHIND:.1%} ahead")
+    return int(num_behind > 0)
+
+
 def show(arguments: argparse.Namespace) -> int:
     """One program."""
     print(drawn(arguments.seed).words)
@@ -503,6 +593,11 @@ def main() -> int:
     running.add_argument("--first", type=int, default=0)
     running.add_argument("--programs", type=int, default=100)
     running.set_defaults(verb=run)
+    comparing = verbs.add_parser("behind")
+    comparing.add_argument("--first", type=int, default=0)
+    comparing.add_argument("--programs", type=int, default=100)
+    comparing.add_argument("--work", type=float, default=1.0)
+    comparing.set_defaults(verb=compare)
     showing = verbs.add_parser("show")
     showing.add_argument("seed", type=int)
     showing.set_defaults(verb=show)

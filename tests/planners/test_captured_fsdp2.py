@@ -134,9 +134,9 @@ def test_a_plan_that_the_gpu_cannot_hold_is_not_offered():
 
 def test_ours_takes_of_its_orders_the_shortest_with_contention(monkeypatch):
     problem = replace(step(), work=SearchBudget(0.3), prefetch=None)
-    chosen = Ours(split=False).plan(problem)
+    chosen = Ours(split=False, starts=False).plan(problem)
     monkeypatch.setattr("lagom_overlap.planners.ours.planner._SIMULATED_OPERATORS", 0)
-    shortest = Ours(split=False).plan(problem)
+    shortest = Ours(split=False, starts=False).plan(problem)
     alone = [predict(problem, plan.iteration).schedule.makespan for plan in (shortest, chosen)]
     contended = [simulated(problem, plan.iteration).makespan_s for plan in (shortest, chosen)]
     assert alone[0] < alone[1]

@@ -35,7 +35,8 @@ class StepIndex:
         """Collectives of parameters' gradients, in program order.
 
         All they wait for makes weights' gradients, or is such a collective; or what waits for them is the optimizer
-        alone, or such collectives alone (a scatter before the sum over replicas).
+        alone, or such collectives alone (a scatter before the sum over replicas). What the optimizer itself makes (the
+        norm of all gradients) is none.
         """
         found: dict[str, CommOp] = {}
         for op in self.iteration.comms:
@@ -43,7 +44,8 @@ class StepIndex:
             of_weights = made and all(m.origin.phase is Phase.WEIGHT_GRAD or m.name in found for m in made)
             users = [self.ops[name].origin.phase for name in self.followers[op.name]]
             into_optimizer = users and all(phase is Phase.OPTIMIZER for phase in users)
-            if of_weights or (into_optimizer and made):
+            is_before = made and all(m.origin.phase is not Phase.OPTIMIZER for m in made)
+            if of_weights or (into_optimizer and is_before):
                 found[op.name] = op
         for op in reversed(self.iteration.comms):
             readers = self.followers[op.name]
