@@ -25,6 +25,14 @@ def test_a_read_that_nothing_waits_for_is_found(monkeypatch: pytest.MonkeyPatch)
     assert any("(read by the host)" in find for find in fuzz_plans.finds_of(8, num_others=0)[1])
 
 
+@pytest.mark.parametrize("seed", [3, 6, 14, 15])
+def test_the_default_planner_is_behind_no_other(seed: int) -> None:
+    """Built steps (odd seeds) and captured ones; every planner has the same work."""
+    _, _, found = fuzz_plans.behind(seed, work=2.0)
+    assert len(found) >= 10
+    assert max(found.values()) <= fuzz_plans.BEHIND, found
+
+
 def test_the_same_seed_draws_the_same_step() -> None:
     assert fuzz_plans.drawn(7) == fuzz_plans.drawn(7)
     (one, _), (other, _) = fuzz_plans.captured(fuzz_plans.drawn(3)), fuzz_plans.captured(fuzz_plans.drawn(3))

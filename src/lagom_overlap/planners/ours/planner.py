@@ -13,7 +13,8 @@ the cost model prices it: the shortest without need not be.
 
 All of it is one search from several starts (`starts`): the step itself; the step with the times that operators took
 under contention; the plans of the papers' planners and of the frameworks' rules, with their groups, chains, fusions and
-launches. Each is judged with contention, and the tiers go on from the best. So the plan is behind none of them.
+launches. Each is judged with contention, and the tiers go on from the best. So the plan is behind none of them. Of a
+step of FSDP2 it is FSDP2's settings where these are shorter still.
 
 Where times are uncertain, the order of least regret under scaled communication is chosen (section 5.9): noise of single
 operators is harmless, a common error of all collectives is not.
@@ -32,7 +33,7 @@ from lagom_overlap.planners.memory import fits, with_memory
 from lagom_overlap.planners.modulo_schedule import steady_priorities
 from lagom_overlap.planners.ours.cut_search import search_cuts
 from lagom_overlap.planners.ours.cuts import Cutter, splits_of
-from lagom_overlap.planners.ours.starts import other_plans
+from lagom_overlap.planners.ours.starts import other_plans, settings_plan
 from lagom_overlap.planners.schedule import check, reorder_of, task_graph
 from lagom_overlap.planners.schedule.bounds import lower_bound, two_chain_bound
 from lagom_overlap.planners.schedule.generation import Kind, ScheduleGeneration
@@ -91,6 +92,8 @@ _FINISH_OVER_BEGIN: Final = 2.0
 
 _OWN_SHARE: Final = 0.35
 """Of the budget: the search that begins with the step itself, before others are asked."""
+_SETTINGS_SHARE: Final = 0.3
+"""Of what is left then: FSDP2's settings, of its own step."""
 _OTHERS_SHARE, _HURRIED_SHARE = 0.75, 0.2
 """Of what is left then: all other planners together; where they would not come to an end, all the same."""
 _OTHERS_STEPS: Final = 20_000
@@ -165,6 +168,7 @@ class Ours:
         Making the step's graph took `graph_s`: nothing is begun that would not end in time.
         """
         best = first = _judged(problem, plan)
+        settings = settings_plan(problem, begun.within(_SETTINGS_SHARE * begun.left_s))
         wanted_s = _OTHERS_STEPS * len(problem.iteration.ops) / STEPS_PER_S
         share = _OTHERS_SHARE if wanted_s <= 2 * begun.left_s else _HURRIED_SHARE
         ends = begun.within(share * begun.left_s)
@@ -189,6 +193,9 @@ class Ours:
         if left.is_better_than(best) and simulation_of(problem) is Simulation.CONTENTION:
             took = f"{format_seconds(best.makespan_s)}, the step as it is issued {format_seconds(left.makespan_s)}"
             return replace(unplanned, notes=(f"No gain: with contention the best order found takes {took}.",))
+        if settings is not None and _judged(problem, settings).is_better_than(best):
+            notes = (f"the best order found takes {format_seconds(best.makespan_s)}", *settings.notes)
+            return replace(settings, notes=notes)
         if best.plan.planner != "ours":
             notes = (f"found by planner {best.plan.planner}", *best.plan.notes)
             return replace(best.plan, planner="ours", lower_bound_s=plan.lower_bound_s, is_optimal=False, notes=notes)

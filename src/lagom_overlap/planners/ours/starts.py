@@ -16,6 +16,8 @@ from lagom_overlap.planners.centauri.planner import paper as centauri_paper
 from lagom_overlap.planners.concerto.planner import Concerto
 from lagom_overlap.planners.concerto.planner import paper as concerto_paper
 from lagom_overlap.planners.deadline import OPERATOR_STEPS, Deadline
+from lagom_overlap.planners.framework import FSDP2
+from lagom_overlap.planners.fsdp2 import Fsdp2
 from lagom_overlap.planners.megatron import baselines
 from lagom_overlap.planners.megatron.planner import Megatron
 from lagom_overlap.workload.rewrite.steps import Reorder
@@ -55,6 +57,14 @@ def other_plans(problem: PlanProblem, *, split: bool, deadline: Deadline, graph_
         if deadline.left_s <= _SLOWEST * graph_s:
             return
         yield from _planned(problem, planner, deadline.within(deadline.left_s / (len(papers) - number)))
+
+
+def settings_plan(problem: PlanProblem, deadline: Deadline) -> Plan | None:
+    """FSDP2's settings for its own step, which an order does not reach: they save bytes, and FSDP2 runs them."""
+    if problem.framework != FSDP2:
+        return None
+    plan = next(_planned(problem, Fsdp2(), deadline), None)
+    return None if plan is None or plan.settings is None else plan
 
 
 def _planned(problem: PlanProblem, planner: Planner, deadline: Deadline) -> Iterator[Plan]:
