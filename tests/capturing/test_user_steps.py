@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -20,7 +21,7 @@ from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.errors import JobError
 from lagom_overlap.units import MIB
 from lagom_overlap.verbs.capture import CaptureRequest, run_capture
-from lagom_overlap.workload import Phase
+from lagom_overlap.workload import Iteration, MemoryBound, Phase
 from lagom_overlap.workload.issued import IssuedStep
 
 pytestmark = pytest.mark.torch
@@ -31,8 +32,8 @@ def blocks(num: int = 3) -> nn.Sequential:
     return nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(num)))
 
 
-def step_of(model: nn.Module, **more: object) -> TrainingStep:
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+def step_of(model: nn.Module, *, is_fused: bool = True, **more: object) -> TrainingStep:
+    optimizer = torch.optim.AdamW(model.parameters(), fused=is_fused)
     inputs = (torch.randn(16, WIDTH),)
     return TrainingStep(
         model=model, inputs=inputs, loss=lambda out: out.square().mean(), optimizers=(optimizer,), **more
@@ -126,6 +127,50 @@ def test_routed_tokens_travel_by_the_load_that_is_given():
     assert len(read) == 2 * RANKS
 
 
+def _ancestors(step: Iteration) -> dict[str, set[str]]:
+    """By name what an operator waits for, on any path: the closure, by brute force."""
+    found: dict[str, set[str]] = {}
+    for op in step.ops:
+        found[op.name] = set(op.deps).union(*(found[dep] for dep in op.deps))
+    return found
+
+
+def test_everything_that_the_host_issues_behind_a_read_waits_for_it():
+    """The tokens' exchange needs split sizes that `tolist` brings: it follows the counts' exchange."""
+    step = captured(lambda: step_of(Routed(), read_value=lambda _: 16 * 2 // RANKS)).iteration
+    behind = _ancestors(step)
+    (read,) = [op for op in step.computations if op.is_host_read]  # two lists, value by value, with nothing between
+    assert read.work == MemoryBound(2 * RANKS * 2 * 8)
+    counts, *tokens = [op.name for op in step.comms if op.collective.kind is CollectiveKind.ALL_TO_ALL]
+    assert counts in read.deps
+    place = [op.name for op in step.ops].index(read.name)
+    assert all(read.name in behind[op.name] for op in step.ops[place + 1 :])
+    assert all(counts in behind[name] for name in tokens)
+
+
+class Found(nn.Linear):
+    """Works on the rows that a mask finds."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        before = super().forward(x)
+        return before * 2 + super().forward(x[torch.nonzero(before[:, 0] > 0)[:, 0]]).sum()
+
+
+def test_how_many_entries_nonzero_finds_is_a_read():
+    step = captured(lambda: step_of(Found(WIDTH, WIDTH), read_value=lambda _: 5)).iteration
+    (read,) = [op for op in step.computations if op.is_host_read]
+    assert read.origin.kernel == "aten.nonzero"
+    behind = _ancestors(step)
+    place = [op.name for op in step.ops].index(read.name)
+    assert all(read.name in behind[op.name] for op in step.ops[place + 1 :])
+
+
+def test_scalars_that_never_were_on_the_device_are_no_reads():
+    """Adam asks its count of steps for its value, which is a number of the CPU."""
+    step = captured(lambda: step_of(blocks(), is_fused=False)).iteration
+    assert not any(op.is_host_read for op in step.computations)
+
+
 def test_a_step_that_reads_values_is_told_how_to_give_them():
     with pytest.raises(JobError, match=r"values of a tensor; give TrainingStep\(read_value=...\)"):
         run_capture(CaptureRequest(target=lambda: step_of(Routed()), num_ranks=RANKS))  # type: ignore[arg-type]
@@ -166,3 +211,25 @@ def test_any_configuration_that_transformers_builds_is_captured(tmp_path):
     path.write_text(json.dumps({**fields, "model_type": "no-such-model"}))
     with pytest.raises(JobError, match="knows no such configuration"):
         run_capture(CaptureRequest(target=f"hf:{path}", parallel="fsdp=4"))
+
+
+class Scaled(torch.optim.SGD):
+    """Skips a step whose gradients are not finite, as a gradient scaler does."""
+
+    def step(self, closure=None):
+        gradients = [one.grad for group in self.param_groups for one in group["params"]]
+        return super().step(closure) if torch.stack([one.isfinite().all() for one in gradients]).all().item() else None
+
+
+def test_an_optimizer_that_reads_values_is_captured_and_its_updates_follow_the_read():
+    def build() -> TrainingStep:
+        model = blocks()
+        step = step_of(model, read_value=lambda _: 1)
+        return replace(step, optimizers=(Scaled(model.parameters(), lr=0.1, momentum=0.9, foreach=True),))
+
+    step = captured(build).iteration
+    (read,) = [op for op in step.computations if op.is_host_read]
+    place = [op.name for op in step.ops].index(read.name)
+    behind = _ancestors(step)
+    assert place < len(step.ops) - 1
+    assert all(read.name in behind[op.name] for op in step.ops[place + 1 :])

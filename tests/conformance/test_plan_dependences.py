@@ -16,16 +16,22 @@ import torch
 from graph_memory import held_in_order, predicted_peak, storages
 from torch import distributed as dist
 from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._functional_collectives import all_to_all_single_autograd
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from lagom_overlap.capturing.fake_tensor import TrainingStep
 from lagom_overlap.capturing.fake_tensor import capture_step as capture_training
 from lagom_overlap.capturing.fake_world import fake_world
-from lagom_overlap.capturing.fx import FxCapture
+from lagom_overlap.capturing.fx import FxCapture, capture_graph
+from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.engines.fx.apply import apply_rewrites, name_operators
 from lagom_overlap.engines.fx.groups import ProcessGroups
 from lagom_overlap.engines.fx.nodes import OP_NAME, op_name
 from lagom_overlap.engines.fx.program import capture_step
+from lagom_overlap.engines.fx.streams import StreamedStep
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.jobfile.registry import make_planner, planner_names
@@ -36,10 +42,13 @@ from lagom_overlap.planners.framework import framework_of
 from lagom_overlap.planners.simulated import simulated
 from lagom_overlap.planners.times import ModelTimes, origin_name
 from lagom_overlap.workload import Phase
+from lagom_overlap.workload.fsdp2.reissue import reissued
+from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
+from lagom_overlap.workload.fsdp2.visits import units_of, visits_of
 from lagom_overlap.workload.issued import IssuedStep
 from lagom_overlap.workload.rewrite.apply import rewritten
 from lagom_overlap.workload.rewrite.slide import gather_name, part_name, scatter_name
-from lagom_overlap.workload.rewrite.steps import ChainLink, Fuse, Slide
+from lagom_overlap.workload.rewrite.steps import ChainLink, Fuse, Reorder, Slide
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
@@ -300,3 +309,158 @@ def test_updates_follow_clipping_and_dropouts_keep_their_order(planner: str) -> 
     drawn = [op.name for op in problem.iteration.ops if "bernoulli" in op.name]
     assert len(drawn) == 3
     assert all(spans[one].end_s <= spans[other].start_s for one, other in pairwise(drawn))
+
+
+@cache
+def replicated(*, gradients_are_views: bool) -> PlanProblem:
+    def build() -> TrainingStep:
+        blocks = [nn.Sequential(nn.Linear(512, 512), nn.GELU()) for _ in range(4)]
+        model = nn.parallel.DistributedDataParallel(
+            nn.Sequential(*blocks), bucket_cap_mb=1, gradient_as_bucket_view=gradients_are_views
+        )
+        optimizer = torch.optim.SGD(model.parameters(), foreach=False)
+        inputs = (torch.randn(64, 512),)
+        return TrainingStep(model=model, inputs=inputs, loss=lambda out: out.square().mean(), optimizers=(optimizer,))
+
+    return problem_of(capture_training(build, num_ranks=RANKS, name="replicated"))
+
+
+@pytest.mark.parametrize("gradients_are_views", [False, True])
+@pytest.mark.parametrize("planner", ["as issued", *REWRITING])
+def test_ddp_reduces_its_buckets_in_order_then_copies_them_out_then_steps(
+    planner: str, gradients_are_views: bool
+) -> None:
+    """As `reducer.cpp` does: `optimizer.step()` comes when `finalize_backward` has awaited every bucket."""
+    problem = replicated(gradients_are_views=gradients_are_views)
+    assert problem.framework == "DDP"
+    plan = None if planner == "as issued" else plan_of(planner, problem)
+    iteration, configs = (problem.unplanned, {}) if plan is None else (plan.iteration, plan.configs)
+    spans = {span.name: span for span in simulated(problem, iteration, configs).timeline.spans}
+    known = dict.fromkeys(op.name for op in problem.iteration.ops)
+    parts = {name: [name] for name in known} if plan is None else parts_of(plan, known)
+
+    def start_s(names: list[str]) -> float:
+        return min(spans[part].start_s for name in names for part in parts[name])
+
+    def end_s(names: list[str]) -> float:
+        return max(spans[part].end_s for name in names for part in parts[name])
+
+    buckets = [op.name for op in problem.iteration.comms]
+    assert len(buckets) == 4
+    backward = [op for op in problem.iteration.computations if op.origin.phase in (Phase.BACKWARD, Phase.WEIGHT_GRAD)]
+    copies = [op.name for op in backward if op.deps and set(op.deps) <= set(buckets)]
+    assert len(copies) == (0 if gradients_are_views else 8)
+    updates = [op.name for op in problem.iteration.ops if op.origin.phase is Phase.OPTIMIZER]
+    assert len(updates) == 8
+    for earlier, later in pairwise(buckets):
+        assert start_s([earlier]) <= start_s([later])
+        assert end_s([earlier]) <= end_s([later]) + 1e-12
+    assert end_s([*buckets, *copies]) <= start_s(updates) + 1e-12
+    if copies:
+        assert end_s([op.name for op in backward if op.name not in copies]) <= start_s(copies) + 1e-12
+
+
+class _Routed(nn.Module):
+    """Tokens travel to experts on all ranks by counts that are exchanged, and read, first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.expert, self.shared = nn.Linear(256, RANKS), nn.Linear(256, 256), nn.Linear(256, 256)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        chosen = self.router(x).argmax(-1)
+        counts = torch.zeros(RANKS, dtype=torch.long).scatter_add(0, chosen, torch.ones_like(chosen))
+        arriving = torch.empty_like(counts)
+        dist.all_to_all_single(arriving, counts)
+        sent, received = counts.tolist(), arriving.tolist()
+        moved = self.expert(all_to_all_single_autograd(x[torch.argsort(chosen)], received, sent, dist.group.WORLD))
+        return self.shared(x) + all_to_all_single_autograd(moved, sent, received, dist.group.WORLD)
+
+
+@cache
+def routed(*, sharded: bool = False) -> PlanProblem:
+    def build() -> TrainingStep:
+        from torch.distributed.fsdp import fully_shard
+
+        model = nn.Sequential(_Routed(), _Routed(), _Routed())
+        if sharded:
+            for block in (*model, model):
+                fully_shard(block)
+        optimizer = torch.optim.SGD(model.parameters(), foreach=True)
+        inputs = (torch.randn(512, 256),)
+        return TrainingStep(
+            model=model,
+            inputs=inputs,
+            loss=lambda out: out.square().mean(),
+            optimizers=(optimizer,),
+            read_value=lambda _: 512 // RANKS,
+        )
+
+    return problem_of(capture_training(build, num_ranks=RANKS, name="routed"))
+
+
+def assert_reads_hold_back(problem: PlanProblem, plan: Plan) -> None:
+    """Nothing that the host issues behind a read starts before the read has ended."""
+    spans = {span.name: span for span in simulated(problem, plan.iteration, plan.configs).timeline.spans}
+    parts = parts_of(plan, dict.fromkeys(op.name for op in problem.iteration.ops))
+    reads = [op.name for op in problem.iteration.computations if op.is_host_read]
+    assert len(reads) == 3
+    for read in reads:
+        behind = problem.iteration.ops[[op.name for op in problem.iteration.ops].index(read) + 1 :]
+        for op in behind:
+            assert all(spans[read].end_s <= spans[part].start_s + 1e-12 for part in parts[op.name]), (read, op.name)
+
+
+@pytest.mark.parametrize("planner", REWRITING)
+def test_tokens_follow_the_exchange_of_their_counts(planner: str) -> None:
+    assert_reads_hold_back(routed(), plan_of(planner, routed()))
+
+
+def test_fsdp2_is_told_to_gather_ahead_of_a_read_and_not_to_send_tokens_ahead_of_it() -> None:
+    """A prefetched gather is issued where an earlier module's hook is: before a read that its own place is behind."""
+    problem = routed(sharded=True)
+    visits = visits_of(problem.iteration)
+    units = units_of(visits)
+    assert len(units) == 3
+    own = reissued(problem.iteration, problem.unplanned, Fsdp2Settings(units=units))
+    assert [op.name for op in own.ops] == [op.name for op in problem.unplanned.ops]
+    assert simulated(problem, own).makespan_s == pytest.approx(simulated(problem, problem.unplanned).makespan_s)
+    ahead = reissued(problem.iteration, problem.unplanned, Fsdp2Settings(units=units, forward_prefetch=2))
+    place = {op.name: number for number, op in enumerate(ahead.ops)}
+    (read, *_) = (op.name for op in problem.iteration.computations if op.is_host_read)
+    gathers = [visit.gather for visit in visits if visit.is_forward and visit.unit]
+    assert [place[gather] < place[read] for gather in gathers] == [True, True, True]
+    exchanges = [op.name for op in problem.iteration.comms if op.collective.kind is CollectiveKind.ALL_TO_ALL]
+    assert place[exchanges[0]] < place[read] < place[exchanges[1]]
+
+
+def read_step(x, counts, weight):
+    """A factor that is exchanged and read; a product and its sum follow in the program."""
+    group = dist.group.WORLD.group_name
+    arriving = C10D.wait_tensor(C10D.all_to_all_single(counts, [1] * RANKS, [1] * RANKS, group))
+    factor = arriving.sum().item()
+    return C10D.wait_tensor(C10D.all_reduce(x @ weight, "sum", group)) * factor, (x @ weight).relu()
+
+
+def test_a_read_in_a_graph_holds_back_plans_and_the_engine() -> None:
+    """As Dynamo leaves it in its graphs: a node whose value the host needs."""
+    with fake_world(RANKS):
+        shapes = ShapeEnv(allow_scalar_outputs=True)
+        with FakeTensorMode(shape_env=shapes, static_shapes=True):
+            inputs = (torch.zeros(64, 64), torch.zeros(RANKS, dtype=torch.long), torch.zeros(64, 64))
+            module = make_fx(read_step)(*inputs)
+        capture = capture_graph(module, num_ranks=RANKS, name="read")
+        order = [op.name for op in capture.iteration.ops]
+        read = order.index("_local_scalar_dense")
+        early = [*order[:read], "mm", "all_reduce", *(one for one in order[read:] if one not in ("mm", "all_reduce"))]
+        with pytest.raises(JobError, match=r"issues 'mm' before '_local_scalar_dense', which it waits for"):
+            apply_rewrites(module, capture.iteration, (Reorder(tuple(early)),), ProcessGroups())
+        plan = plan_of("ours", problem_of(capture))
+        made = apply_rewrites(module, capture.iteration, plan.rewrites, ProcessGroups())
+        given = (torch.randn(64, 64), torch.full((RANKS,), 3), torch.randn(64, 64))
+        step = StreamedStep(made, ProcessGroups())
+        found = step.run(given)
+        step.close()
+    names = [span.name for span in sorted(found.spans, key=lambda span: span.start_s)]
+    assert names.index("_local_scalar_dense") < names.index("mm")
+    assert torch.equal(found.outputs[1], (given[0] @ given[2]).relu())

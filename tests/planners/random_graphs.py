@@ -7,6 +7,7 @@ from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.planners.base import PlanProblem
 from lagom_overlap.planners.schedule import TaskGraph
+from lagom_overlap.planners.times import origin_name
 from lagom_overlap.workload import Buffer, CommOp, CompOp, Gather, Gemm, Iteration, Op, Origin, Phase, Reduce
 from lagom_overlap.workload.sharding import ShardSpec, TensorUse
 
@@ -51,16 +52,18 @@ def shortest_by_enumeration(graph: TaskGraph) -> int:
 
 @dataclass(frozen=True)
 class NamedSeconds:
-    """Times by name; a piece takes its share of the whole and 2 % more."""
+    """Times by name; a piece takes its share of the whole and 2 % more, so does what becomes of a collective."""
 
     table: dict[str, float]
 
     def seconds(self, op: Op) -> float:
         if op.name in self.table:
             return self.table[op.name]
-        whole = self.table[op.name.partition("#")[0]]
-        if op.name.endswith("#join"):
+        whole = self.table[origin_name(op.name, self.table)]
+        if op.name.endswith(("#join", "/join")):
             return 1e-6
+        if isinstance(op, CommOp):
+            return whole * op.collective.num_bytes / GATHER.num_bytes * 1.02 + 1e-6
         size = op.work.flops if isinstance(op, CompOp) and isinstance(op.work, Gemm) else 0.0
         return whole * size / FLOPS * 1.02 + 1e-6
 

@@ -14,12 +14,13 @@ from captured_steps import fsdp2_capture, problem_of
 
 from lagom_overlap.jobfile.registry import make_planner, planner_names
 from lagom_overlap.planners.base import Plan, PlanProblem
+from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.planners.deadline import SearchBudget
 from lagom_overlap.planners.ours import Ours
 from lagom_overlap.planners.predict import predict
 from lagom_overlap.planners.simulated import Simulation, simulated
 from lagom_overlap.timeline import SpanKind
-from lagom_overlap.verbs.plan import judged, offered, own_order
+from lagom_overlap.verbs.plan import PlanRequest, judged, offered, own_order, run_plan
 from lagom_overlap.verbs.plan_problem import PlanInput
 from lagom_overlap.workload import Phase
 from lagom_overlap.workload.gathers import copies_into, parameter_gathers
@@ -134,11 +135,22 @@ def test_a_plan_that_the_gpu_cannot_hold_is_not_offered():
 
 def test_ours_takes_of_its_orders_the_shortest_with_contention(monkeypatch):
     problem = replace(step(), work=SearchBudget(0.3), prefetch=None)
-    chosen = Ours(split=False).plan(problem)
+    chosen = Ours(split=False, starts=False).plan(problem)
     monkeypatch.setattr("lagom_overlap.planners.ours.planner._SIMULATED_OPERATORS", 0)
-    shortest = Ours(split=False).plan(problem)
+    shortest = Ours(split=False, starts=False).plan(problem)
     alone = [predict(problem, plan.iteration).schedule.makespan for plan in (shortest, chosen)]
     contended = [simulated(problem, plan.iteration).makespan_s for plan in (shortest, chosen)]
     assert alone[0] < alone[1]
     assert contended[0] > contended[1]
     assert "with contention" in chosen.notes[1]
+
+
+def test_what_fsdp2_can_be_told_is_among_what_the_default_planner_weighs():
+    """An order is carried by nothing; settings that are shorter still are, and the plan says by whom."""
+    result = run_plan(given(), PlanRequest(planner="ours", work=4.0))
+    settings = run_plan(given(), PlanRequest(work=4.0))
+    assert settings.carrier is Carrier.FSDP2
+    assert result.iteration_s.after <= settings.iteration_s.after * 1.001
+    assert result.carrier is Carrier.FSDP2
+    assert result.fsdp2 is not None
+    assert not any("Carried by nothing" in note for note in result.notes)

@@ -20,7 +20,7 @@ def _step(*ops: Op) -> Iteration:
 
 
 def test_gradients_are_told_by_what_makes_them_and_by_who_needs_them() -> None:
-    """A scatter of copies that no phase tells apart, the sum over replicas behind it, the optimizer behind that."""
+    """A scatter of copies that no phase tells apart, the sum over replicas behind it, then clipping, then updates."""
     step = _step(
         _comp("data", Phase.BACKWARD),
         _comm("activation", CollectiveKind.ALL_REDUCE, "data"),
@@ -29,7 +29,9 @@ def test_gradients_are_told_by_what_makes_them_and_by_who_needs_them() -> None:
         _comm("sum", CollectiveKind.ALL_REDUCE, "scatter"),
         _comp("weight", Phase.WEIGHT_GRAD, "activation"),
         _comm("other", CollectiveKind.ALL_REDUCE, "weight"),
-        _comp("update", Phase.OPTIMIZER, "sum"),
+        _comp("square", Phase.OPTIMIZER, "sum"),
+        _comm("norm", CollectiveKind.ALL_REDUCE, "square"),
+        _comp("update", Phase.OPTIMIZER, "sum", "norm"),
     )
     assert [op.name for op in StepIndex(step).gradient_comms] == ["scatter", "sum", "other"]
 

@@ -36,7 +36,6 @@ class _Bucket:
     flat: torch.Tensor
     views: list[torch.Tensor]
     missing: int = 0
-    work: Any = None
 
 
 @dataclass(slots=True)
@@ -117,7 +116,7 @@ def _ready(state: _State, parameter: nn.Parameter) -> None:
     torch.mul(parameter.grad, 1.0 / state.group.size(), out=bucket.views[number])
     bucket.missing -= 1
     if not bucket.missing:
-        bucket.work = dist.all_reduce(bucket.flat, group=state.group, async_op=True)
+        dist.all_reduce(bucket.flat, group=state.group, async_op=True)
 
 
 def _finish(state: _State) -> None:
@@ -128,7 +127,7 @@ def _finish(state: _State) -> None:
             raise JobError(
                 "DistributedDataParallel: a parameter got no gradient in this step; a capture needs one for each"
             )
-        bucket.work.wait()
+        torch.ops._c10d_functional.wait_tensor.default(bucket.flat)  # `work.wait()`, which nothing would see
         for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
             if state.gradients_are_views:
                 parameter.grad = view
@@ -157,6 +156,12 @@ def _no_sync(self: Any) -> Iterator[None]:
         yield
     finally:
         state.syncs = before
+
+
+def reducing_group(module: nn.Module) -> dist.ProcessGroup | None:
+    """The group over which a module's buckets are reduced; None if it is no `DistributedDataParallel`."""
+    state: _State | None = getattr(module, "_lagom_state", None)
+    return None if state is None else state.group
 
 
 STAND_INS: Final = {"__init__": _init, "forward": _forward, "no_sync": _no_sync}

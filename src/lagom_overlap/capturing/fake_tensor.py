@@ -14,19 +14,21 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
+from torch import distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
-from lagom_overlap.capturing.data_parallel import data_parallel_stand_in
+from lagom_overlap.capturing.communicators import Communicators
+from lagom_overlap.capturing.data_parallel import data_parallel_stand_in, reducing_group
 from lagom_overlap.capturing.fake_world import MAIN_STREAM, FakeStreams, fake_world
 from lagom_overlap.capturing.recorder import StepRecorder
 from lagom_overlap.capturing.whereabouts import Whereabouts
 from lagom_overlap.errors import JobError
 from lagom_overlap.workload.issued import IssuedStep
-from lagom_overlap.workload.streams import COMPUTE, FSDP2
+from lagom_overlap.workload.streams import COMPUTE, DDP_REDUCER, FSDP2
 
 MAX_RANKS: Final = 1 << 20
 
@@ -87,7 +89,16 @@ class _Record(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
         self._recorder = recorder
         self._whereabouts = whereabouts
         self._streams = streams
-        self.is_paused = False
+        self._is_paused = False
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Nothing is handed on for a while."""
+        before, self._is_paused = self._is_paused, True
+        try:
+            yield
+        finally:
+            self._is_paused = before
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -95,17 +106,20 @@ class _Record(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
             if is_traceable_wrapper_subclass_type(kind):
                 return NotImplemented
         schema_name = func._schema.name
+        result: Any
+        is_host_read = True
         try:
             result = func(*args, **kwargs)
+            is_host_read = False  # also of `item` where the value is known: a scalar that never was on the device
         except DataDependentOutputException:
             if self._read_value is None or schema_name != _READS_ONE:
                 raise
-            return self._read_value(args[0])
+            result = self._read_value(args[0])
         except DynamicOutputShapeException:
             if self._read_value is None or schema_name != _FINDS:
                 raise
             result = args[0].new_empty((int(self._read_value(args[0])), args[0].dim()), dtype=torch.int64)
-        if self.is_paused or schema_name in _SILENT:
+        if self._is_paused or schema_name in _SILENT:
             return result
         where = self._whereabouts
         if schema_name in _LABELS:
@@ -121,6 +135,7 @@ class _Record(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
             origin=where.origin(schema_name.replace("::", ".")),
             stream=COMPUTE if stream == MAIN_STREAM else stream,
             forward_node=where.forward_node,
+            is_host_read=is_host_read,
         )
         return result
 
@@ -221,11 +236,8 @@ def _shapes_unrecorded(record: _Record) -> Iterator[None]:
     plain = getattr(ShardingPropagator, name)
 
     def propagate(*args: Any, **kwargs: Any) -> Any:
-        record.is_paused, before = True, record.is_paused
-        try:
+        with record.paused():
             return plain(*args, **kwargs)
-        finally:
-            record.is_paused = before
 
     setattr(ShardingPropagator, name, propagate)
     try:
@@ -245,8 +257,13 @@ def _name_of_world(model: nn.Module, num_ranks: int) -> str:
     return names.pop() if len(names) == 1 else "world"
 
 
-def _fsdp_stream_names(model: nn.Module) -> dict[str, str]:
-    names = {}
+def _stream_names(model: nn.Module, communicators: Communicators) -> dict[str, str]:
+    """What the streams of FSDP2 and of DDP's reducer are called, by the recorder's names for them."""
+    names: dict[str, str] = {}
+    for group in dict.fromkeys(map(reducing_group, model.modules())):
+        if group is not None and group.size() > 1:
+            communicator = communicators.name_of(group, tuple(dist.get_process_group_ranks(group)))
+            names[communicator] = f"{DDP_REDUCER}_{communicator}" if DDP_REDUCER in names.values() else DDP_REDUCER
     for module in model.modules():
         state = getattr(module, "_get_fsdp_state", None)
         context = getattr(state(), "_comm_ctx", None) if callable(state) else None
@@ -288,22 +305,23 @@ def capture_step(
         step = build()
         if not isinstance(step, TrainingStep):
             raise JobError(f"the build function returned {type(step).__name__}, must return a TrainingStep")
-        _make_optimizer_state(step)
-        if warm_up:
-            _run(step, Whereabouts(step.model))
+        whereabouts = Whereabouts(step.model)
+        record = _Record(recorder, whereabouts, streams, step.read_value)
+        with record.paused(), record:  # what reads values is answered here, too
+            _make_optimizer_state(step)
+            if warm_up:
+                _run(step, Whereabouts(step.model))
         recorder.add_parameters(_local(parameter) for parameter in step.model.parameters())
         for optimizer in step.optimizers:
             for tensor in _state_tensors(optimizer):
                 recorder.storages.external(tensor)
         recorder.communicators.name_world(world_name or _name_of_world(step.model, num_ranks))
         streams.sink = _Clock(recorder)
-        whereabouts = Whereabouts(step.model)
-        record = _Record(recorder, whereabouts, streams, step.read_value)
         with whereabouts, _resizes_reported(recorder), _shapes_unrecorded(record), record:
             _run(step, whereabouts)
         gc.collect()
         recorder.keep_alive()
-        found = recorder.finish(name, num_ranks, _fsdp_stream_names(step.model))
+        found = recorder.finish(name, num_ranks, _stream_names(step.model, recorder.communicators))
         return replace(found, notes=(*found.notes, *_remarks(step.model, found)))
 
 

@@ -38,6 +38,7 @@ from lagom_overlap.workload import (
     Work,
 )
 from lagom_overlap.workload.issued import IssuedStep
+from lagom_overlap.workload.ops import is_host_read
 
 FORMAT: Final = "lagom-capture"
 VERSION: Final = 1
@@ -116,6 +117,7 @@ class _OpDoc(_Doc, frozen=True, kw_only=True):
     module: _Name = ""
     framework_op: _Name = ""
     shards: _ShardsDoc | None = None
+    host_read: bool = False
 
 
 class _BufferDoc(_Doc, frozen=True, kw_only=True):
@@ -196,6 +198,7 @@ def _op_doc(op: Op, waits: Iterable[str]) -> _OpDoc:
         "module": op.origin.module,
         "framework_op": op.origin.kernel,
         "shards": _shards_doc(op.shards),
+        "host_read": is_host_read(op),
     }
     return _OpDoc(**fields)  # type: ignore[arg-type]  # assembled above, field by field
 
@@ -359,7 +362,19 @@ def _op_of(doc: _OpDoc) -> Op:
         )
     deps = tuple(doc.deps)
     if doc.collective is None:
-        return CompOp(name=doc.name, work=_work_of(doc), stream=doc.stream, deps=deps, origin=origin, shards=shards)
+        return CompOp(
+            name=doc.name,
+            work=_work_of(doc),
+            stream=doc.stream,
+            deps=deps,
+            origin=origin,
+            shards=shards,
+            is_host_read=doc.host_read,
+        )
+    if doc.host_read:
+        raise JobError(
+            f"operator {doc.name!r}: host_read is true of a collective; what reads its result is a computation"
+        )
     call = doc.collective
     return CommOp(
         name=doc.name,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from operator import getitem
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import fx
@@ -27,6 +27,8 @@ from lagom_overlap.workload.issued import IssuedStep
 
 ORIGIN = "lagom_origin"
 _FORWARD_NODE = "lagom_forward_node"
+_READ: Final = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
+"""What a graph calls operators whose values, or sizes of results, the host needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +141,7 @@ def capture_graph(
             origin=node.meta.get(ORIGIN, _plain_origin(node)),
             name=node.name,
             forward_node=node.meta.get(_FORWARD_NODE),
+            is_host_read=not _READ.isdisjoint(node.target.tags),
         )
         if "out" in kwargs and isinstance(value, torch.Tensor):  # so does it with what is written into `out`
             recorder.storages.alias(value, recorder.storages.external(kwargs["out"]))

@@ -3,7 +3,8 @@
 An operator depends on the last writers of what it reads, and must follow the readers and the writer of what it
 overwrites; views, allocations and waits make no operator but hand their storage on. An overwriting dependence that the
 others already imply is left out, so that in-place steps of an optimizer stay readable. Operators that draw random
-numbers follow each other: in another order they would draw others.
+numbers follow each other: in another order they would draw others. Where the host reads what a tensor holds, that is an
+operator, which all that is issued behind it follows (`Iteration`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -112,10 +113,12 @@ class StepRecorder:
         stream: str = COMPUTE,
         name: str | None = None,
         forward_node: int | None = None,
+        is_host_read: bool = False,
     ) -> str | None:
         """Takes one dispatched operator; its name in the iteration, None if it made none.
 
         `forward_node` is the number of the autograd node that a forward operator and its backward ones share.
+        `is_host_read`: the host waits for what the operator finds (`item`; how many entries of `nonzero`).
         """
         namespace, _, short = func._schema.name.rpartition("::")
         outputs = tensors_in(result)
@@ -126,6 +129,8 @@ class StepRecorder:
                 entry.made_from = next((like.writer for like in likes if like.writer is not None), None)
             return None
         arguments = self.arguments_of(func, args, kwargs)
+        if is_host_read and not outputs:
+            return self._read(arguments["self"], origin=origin, stream=stream, name=name)
         if namespace in NAMESPACES:
             return self._communicate(func, short, arguments, result, origin=origin, stream=stream, name=name)
         if func.is_view or short in _HANDS_ON:
@@ -149,7 +154,8 @@ class StepRecorder:
                 stream=stream,
                 deps=deps,
                 origin=origin,
-                shards=shards,
+                shards=None if is_host_read else shards,  # its result is of a size that the values decide
+                is_host_read=is_host_read,
             )
         )
         self._waits.append(self.clock.issue(number, stream))
@@ -158,6 +164,30 @@ class StepRecorder:
         elif short == "_to_copy":
             self._pass_on_parameters(touched)
         return self._ops[-1].name
+
+    def _read(self, tensor: torch.Tensor, *, origin: Origin, stream: str, name: str | None) -> str:
+        """The host reads one value of a tensor: a copy to the host, on the stream of what it reads.
+
+        `tolist` reads value after value of what one copy brings: reads with nothing between them are one operator,
+        unless a graph names each (`name`).
+        """
+        last = self._ops[-1] if self._ops else None
+        is_same = name is None and isinstance(last, CompOp) and last.is_host_read and last.stream == stream
+        if not isinstance(last, CompOp) or not is_same or not isinstance(last.work, MemoryBound):
+            number = len(self._ops)
+            deps = self._depend(number, _Touched((tensor,), ()))
+            name = self._named(name, origin, "item")
+            work = MemoryBound(2 * tensor.element_size())
+            self._ops.append(CompOp(name=name, work=work, stream=stream, deps=deps, origin=origin, is_host_read=True))
+            self._waits.append(self.clock.issue(number, stream))
+            return name
+        number, ancestors = len(self._ops) - 1, self._ancestors.pop()
+        deps = tuple(dict.fromkeys((*last.deps, *self._depend(number, _Touched((tensor,), ())))))
+        self._ancestors[-1] |= ancestors
+        work = MemoryBound(last.work.num_bytes + 2 * tensor.element_size())
+        self._ops[-1] = replace(last, deps=deps, work=work)
+        self._waits[-1] |= self.clock.issue(number, stream)
+        return last.name
 
     def _touched(
         self, func: Any, short: str, arguments: Mapping[str, Any], outputs: Sequence[torch.Tensor]

@@ -5,7 +5,7 @@ rewrites (`workload.rewrite`). Planners are pure but for the time they are given
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Protocol
 
@@ -43,6 +43,7 @@ class PlanProblem:
     step has, which may be one that stands for all). `together` is, by collective, the progress of it and of
     computations while both run, relative to running alone, where that was measured (`planners.shared_cores`).
     `is_blocking`: every operator ends before the next is issued, as under FSDP2 on CPU ranks, which have no streams.
+    `until` is when a planner must end whom another one asks: it takes the place of `budget_s` and `work`.
     """
 
     iteration: Iteration
@@ -61,6 +62,7 @@ class PlanProblem:
     num_micro_batches: int | None = None
     together: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     is_blocking: bool = False
+    until: Deadline | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.iteration.is_dataflow:
@@ -79,8 +81,14 @@ class PlanProblem:
         """The step as it runs before any plan."""
         return self.issued or self.iteration
 
+    def ending(self, deadline: Deadline) -> "PlanProblem":
+        """The problem for a planner that must end so."""
+        return replace(self, until=deadline)
+
     def deadline(self) -> Deadline:
         """The end of planning, which begins now."""
+        if self.until is not None:
+            return self.until
         return Deadline(self.budget_s) if self.work is None else Deadline.of_work(self.work)
 
 

@@ -8,28 +8,35 @@ before the first has begun. No framework runs that:
   What the step does there (clipping first) it does in program order: no update comes before the gradients are clipped.
 - A group of parameters is either sharded or gathered: it is gathered again once its first gathering was released.
 - The gathers of a backward pass are issued behind those of its forward pass, on the same streams.
+- DDP's reducer reduces its buckets in their order, and copies them out, bucket by bucket, when backward has ended.
 """
 
+from collections.abc import Container, Mapping
 from itertools import pairwise
 from typing import Final
 
-from lagom_overlap.workload import CommOp, Iteration, Phase
+from lagom_overlap.workload import CommOp, Iteration, MemoryBound, Op, Phase
 from lagom_overlap.workload.gathers import begins_of_gathers, gathers_by_group, users_of_gathers
-from lagom_overlap.workload.streams import ALL_GATHER_COPY_IN
+from lagom_overlap.workload.ops import data_deps
+from lagom_overlap.workload.streams import ALL_GATHER_COPY_IN, COMPUTE, DDP_REDUCER
 
 FSDP2: Final = "FSDP2"
+DDP: Final = "DDP"
 _BACKWARD = (Phase.BACKWARD, Phase.WEIGHT_GRAD, Phase.RECOMPUTE)
 _FORWARD = (Phase.FORWARD, Phase.LOSS)
 
 
 def framework_of(iteration: Iteration) -> str | None:
     """Whose step this is, by the streams that only that framework has; None if none is recognised."""
-    return FSDP2 if any(op.stream == ALL_GATHER_COPY_IN for op in iteration.ops) else None
+    streams = {op.stream for op in iteration.ops}
+    if ALL_GATHER_COPY_IN in streams:
+        return FSDP2
+    return DDP if DDP_REDUCER in streams else None
 
 
 def framework_arcs(iteration: Iteration) -> list[tuple[str, str]]:
     """Arcs (from, to) that the frameworks' steps keep; all point along program order."""
-    return [*_optimizer_arcs(iteration), *_gather_arcs(iteration)]
+    return [*_optimizer_arcs(iteration), *_gather_arcs(iteration), *_reducer_arcs(iteration)]
 
 
 def _optimizer_arcs(iteration: Iteration) -> list[tuple[str, str]]:
@@ -74,3 +81,32 @@ def _gather_arcs(iteration: Iteration) -> list[tuple[str, str]]:
         begin = begins[name]
         arcs += [(one, begin) for one in dict.fromkeys(earlier) if place[one] < place[begin]]
     return arcs
+
+
+def _reducer_arcs(iteration: Iteration) -> list[tuple[str, str]]:
+    """DDP's: each reduction behind the one before; the copies out behind all that backward computes, in their order."""
+    reductions: dict[str, list[Op]] = {}
+    for comm in iteration.comms:
+        if comm.stream.startswith(DDP_REDUCER) and comm.origin.phase in _BACKWARD:
+            reductions.setdefault(comm.communicator, []).append(comm)
+    if not reductions:
+        return []
+    ops = {op.name: op for op in iteration.ops}
+    reduced = {op.name for group in reductions.values() for op in group}
+    backward = [op for op in iteration.ops if op.origin.phase in _BACKWARD and op.name not in reduced]
+    copies = [op for op in backward if _copies_out(op, ops, reduced)]
+    copying = {op.name for op in copies}
+    computing = [op for op in backward if op.name not in copying]
+    read = {dep for op in computing for dep in op.deps}
+    arcs = [pair for group in reductions.values() for pair in pairwise(group)]
+    arcs += pairwise(copies)
+    arcs += [(op, copies[0]) for op in computing if op.name not in read] if copies else []
+    place = {op.name: number for number, op in enumerate(iteration.ops)}
+    return [(one.name, other.name) for one, other in arcs if place[one.name] < place[other.name]]
+
+
+def _copies_out(op: Op, ops: Mapping[str, Op], reduced: Container[str]) -> bool:
+    """Whether an operator copies a reduced bucket to where the optimizer reads gradients."""
+    is_copy = not isinstance(op, CommOp) and isinstance(op.work, MemoryBound) and op.stream == COMPUTE
+    needed = data_deps(op, ops)
+    return is_copy and bool(needed) and all(dep in reduced for dep in needed)

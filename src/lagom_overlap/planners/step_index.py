@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from functools import cached_property
 
 from lagom_overlap.workload import CommOp, CompOp, Iteration, Op, Phase
+from lagom_overlap.workload.ops import data_deps
 
 
 class StepIndex:
@@ -34,15 +35,17 @@ class StepIndex:
         """Collectives of parameters' gradients, in program order.
 
         All they wait for makes weights' gradients, or is such a collective; or what waits for them is the optimizer
-        alone, or such collectives alone (a scatter before the sum over replicas).
+        alone, or such collectives alone (a scatter before the sum over replicas). What the optimizer itself makes (the
+        norm of all gradients) is none.
         """
         found: dict[str, CommOp] = {}
         for op in self.iteration.comms:
-            made = [self.ops[dep] for dep in op.deps]
+            made = [self.ops[dep] for dep in data_deps(op, self.ops)]
             of_weights = made and all(m.origin.phase is Phase.WEIGHT_GRAD or m.name in found for m in made)
             users = [self.ops[name].origin.phase for name in self.followers[op.name]]
             into_optimizer = users and all(phase is Phase.OPTIMIZER for phase in users)
-            if of_weights or (into_optimizer and op.deps):
+            is_before = made and all(m.origin.phase is not Phase.OPTIMIZER for m in made)
+            if of_weights or (into_optimizer and is_before):
                 found[op.name] = op
         for op in reversed(self.iteration.comms):
             readers = self.followers[op.name]

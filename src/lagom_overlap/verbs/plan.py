@@ -211,6 +211,8 @@ def run_plan(given: PlanInput, request: PlanRequest) -> PlanResult:
         if carrier is Carrier.INDUCTOR:
             given = _only_order(given)
         found = _found(given, asked, request)
+        if isinstance(found.plan.settings, Fsdp2Settings):  # of planner ours, where they are shorter than its order
+            carrier = Carrier.FSDP2
         if carrier is Carrier.INDUCTOR:
             found = _against_torch(given, found, may_replace=not is_named)
     if request.execute and given.problem.is_blocking and carrier is not Carrier.FSDP2:

@@ -2,14 +2,14 @@
 
 from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.workload.iteration import Buffer, Iteration
-from lagom_overlap.workload.ops import CommOp, CompOp, MemoryBound, Op
+from lagom_overlap.workload.ops import CommOp, CompOp, MemoryBound, Op, data_deps
 
 
 def parameter_gathers(iteration: Iteration) -> tuple[Buffer, ...]:
     """Buffers of gathered parameters, in the order in which they are first needed.
 
     The maker is an all-gather that reads nothing that this step computes: what it waits for, if anything, are copies
-    that wait for nothing themselves.
+    that wait for nothing themselves, and reads of the host.
     """
     ops = {op.name: op for op in iteration.ops}
     need = first_need(iteration)
@@ -42,11 +42,12 @@ def copies_into(iteration: Iteration) -> dict[str, tuple[str, ...]]:
 def _copies_before(gather: CommOp, ops: dict[str, Op]) -> list[str] | None:
     """The copies that a gather waits for, first to last (FSDP2 converts, then copies in); None if it waits for more."""
     found: list[str] = []
-    for name in gather.deps:
-        chain = [name]
-        while isinstance(dep := ops[chain[-1]], CompOp) and isinstance(dep.work, MemoryBound) and len(dep.deps) == 1:
-            chain.append(dep.deps[0])
-        if dep.deps or not (isinstance(dep, CompOp) and isinstance(dep.work, MemoryBound)):
+    for name in data_deps(gather, ops):
+        chain, needed = [name], data_deps(ops[name], ops)
+        while isinstance(dep := ops[chain[-1]], CompOp) and isinstance(dep.work, MemoryBound) and len(needed) == 1:
+            chain.append(needed[0])
+            needed = data_deps(ops[needed[0]], ops)
+        if needed or not (isinstance(dep, CompOp) and isinstance(dep.work, MemoryBound)):
             return None
         found += reversed(chain)
     return found
@@ -68,7 +69,7 @@ def users_of_gathers(iteration: Iteration) -> dict[str, tuple[str, ...]]:
         used[buffer.maker] = tuple(dict.fromkeys((*used.get(buffer.maker, ()), *buffer.users)))
     found = {}
     for buffer in parameter_gathers(iteration):
-        copies = [user for user in used[buffer.maker] if ops[user].deps == (buffer.maker,)]
+        copies = [user for user in used[buffer.maker] if data_deps(ops[user], ops) == (buffer.maker,)]
         later = [user for copy in copies for user in used.get(copy, ())]
         is_copied_out = all(isinstance(op := ops[copy], CompOp) and isinstance(op.work, MemoryBound) for copy in copies)
         found[buffer.maker] = tuple(dict.fromkeys((*used[buffer.maker], *(later if is_copied_out else ()))))

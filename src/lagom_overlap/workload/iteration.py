@@ -1,9 +1,10 @@
 """One training iteration as a graph: operators in issue order on streams, waits between streams."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from lagom_overlap.errors import JobError
-from lagom_overlap.workload.ops import CommOp, CompOp, Op
+from lagom_overlap.workload.ops import CommOp, CompOp, Op, is_host_read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,10 @@ class Iteration:
     `is_dataflow` promises that `deps` hold every data dependence, on the same stream too: only then may a planner
     change the order. `buffers` are what comes and goes in memory, `resident_bytes` what stays (parameters, optimizer
     state).
+
+    Behind a read of the host (`CompOp.is_host_read`) nothing is issued until it has ended, and what is issued then may
+    depend on what was read (split sizes, a branch). So every operator behind a read waits for it: where `deps` do not
+    imply that, it is added here. Moved behind a read by a plan, an operator waits for it as well.
     """
 
     name: str
@@ -48,6 +53,8 @@ class Iteration:
                 missing = next(dep for dep in op.deps if dep not in seen)
                 raise JobError(f"iteration {self.name!r}: {self._why_not(op.name, missing)}")
             seen.add(op.name)
+        if any(map(is_host_read, self.ops)):
+            object.__setattr__(self, "ops", _behind_reads(self.ops))
         for buffer in self.buffers:
             if not seen.issuperset((buffer.maker, *buffer.users)):
                 unknown = next(name for name in (buffer.maker, *buffer.users) if name not in seen)
@@ -78,3 +85,16 @@ class Iteration:
     def comms(self) -> tuple[CommOp, ...]:
         """The collectives in issue order."""
         return tuple(op for op in self.ops if isinstance(op, CommOp))
+
+
+def _behind_reads(ops: Sequence[Op]) -> tuple[Op, ...]:
+    """The operators, each waiting for the last read of the host before it, if only by way of another behind that."""
+    read: tuple[str, ...] = ()  # the last one, if there is any yet
+    waiting: set[str] = set()  # the read, and all behind it
+    made: list[Op] = []
+    for op in ops:
+        made.append(replace(op, deps=(*op.deps, *read)) if waiting.isdisjoint(op.deps) and read else op)
+        waiting.add(op.name)
+        if is_host_read(op):
+            read, waiting = (op.name,), {op.name}
+    return tuple(made)

@@ -1,5 +1,6 @@
 """Operators of an iteration: computations by what they compute, communications by what they move."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
@@ -225,7 +226,8 @@ class CompOp:
     """A computation on a stream; `deps` are names of operators that it waits for.
 
     Its predecessor on its stream need not be named, unless the iteration is a data-flow one. `shards` says along which
-    axes it can be cut (None: it cannot).
+    axes it can be cut (None: it cannot). `is_host_read`: the host needs a value of it (`item`, `tolist`, the number of
+    entries that `nonzero` finds), and issues nothing further until it has ended.
     """
 
     name: str
@@ -234,6 +236,7 @@ class CompOp:
     deps: tuple[str, ...] = ()
     origin: Origin = NO_ORIGIN
     shards: ShardSpec | None = None
+    is_host_read: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,3 +257,13 @@ class CommOp:
 
 
 Op = CompOp | CommOp
+
+
+def is_host_read(op: Op) -> bool:
+    """Whether the host waits for an operator before it issues anything further."""
+    return isinstance(op, CompOp) and op.is_host_read
+
+
+def data_deps(op: Op, ops: Mapping[str, Op]) -> tuple[str, ...]:
+    """Whose results an operator needs: its `deps` but for reads of the host, which everything behind them waits for."""
+    return tuple(dep for dep in op.deps if not is_host_read(ops[dep]))

@@ -18,5 +18,7 @@ REDUCE_SCATTER: Final = "reduce_scatter"
 ALL_REDUCE: Final = "all_reduce"
 FSDP2: Final = (ALL_GATHER_COPY_IN, ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE)
 """FSDP2's own streams, in the order in which it makes them."""
+DDP_REDUCER: Final = "ddp_reducer"
+"""NCCL's stream of the group over which DDP reduces its buckets; of a second group, a name that begins so."""
 COPY_ENGINE: Final = "copy"
 """Computations on it are transfers that a copy engine makes (offloading, peer copies)."""

@@ -24,7 +24,19 @@ from lagom_overlap.planners.schedule import check, decode, lower_bound, simulate
 from lagom_overlap.planners.schedule.generation import Kind, ScheduleGeneration
 from lagom_overlap.planners.schedule.incumbent import PlanProgress
 from lagom_overlap.planners.times import ModelTimes
-from lagom_overlap.workload import Buffer, CommOp, CompOp, Gemm, Iteration
+from lagom_overlap.workload import (
+    Buffer,
+    CommOp,
+    CompOp,
+    Gather,
+    Gemm,
+    Iteration,
+    Origin,
+    Phase,
+    Reduce,
+    ShardSpec,
+    TensorUse,
+)
 from lagom_overlap.workload.rewrite.apply import rewritten
 from lagom_overlap.workload.rewrite.steps import Reorder, Split
 
@@ -119,6 +131,26 @@ def test_cuts_of_a_graph_are_those_of_the_rewritten_step() -> None:
         other = place[name]
         assert quick.ticks[task] == real.ticks[other]
         assert {quick.names[p] for p in quick.preds[task]} == {real.names[p] for p in real.preds[other]}
+
+
+def test_what_is_said_to_be_cuttable_is_cut() -> None:
+    """A program calls all its products `mm`: a router's for four experts is no longer than 4 where others have 256."""
+
+    def product(name: str, depth: int) -> CompOp:
+        axes = (TensorUse("", (0, 1)), TensorUse("", (1, 2)))
+        shards = ShardSpec(axes, (Gather(0), Reduce(), Gather(1)), (256, depth, 256))
+        origin = Origin(phase=Phase.BACKWARD, kernel="aten.mm")
+        return CompOp(name=name, work=Gemm(256, 256, depth), shards=shards, origin=origin)
+
+    ops = tuple(product(f"mm_{number}", depth) for number, depth in enumerate((256, 4, 256, 2)))
+    problem = replace(fsdp_problem(2), iteration=Iteration("products", ops, True))
+    problem = replace(problem, times=NamedSeconds({op.name: 1e-3 for op in ops}))
+    cutter, kinds = Cutter(problem), op_types(problem.iteration, exact=False)
+    assert {len(kind.tasks) for kind in kinds} == {1, 2}
+    for factor, num in ((2, 4), (4, 3), (8, 2)):
+        cuts = cuts_of(problem.iteration, {kind: factor for kind in kinds if cutter.can(kind, factor)})
+        assert len(cuts) == num
+        assert len(rewritten(problem.iteration, splits_of(cuts)).ops) == 4 + num * (factor - 1)
 
 
 def test_an_exact_plan_cuts_no_sum() -> None:

@@ -36,7 +36,7 @@ from lagom_overlap.planners.centauri.model_tier import (
     launch,
 )
 from lagom_overlap.planners.centauri.primitives import substitution
-from lagom_overlap.planners.deadline import OPERATOR_STEPS
+from lagom_overlap.planners.deadline import OPERATOR_STEPS, Deadline
 from lagom_overlap.planners.exact import adds_numbers
 from lagom_overlap.planners.finish import Issue, finished, kept_waits, order_by
 from lagom_overlap.planners.memory import fits
@@ -126,7 +126,7 @@ class Centauri:
         """
         deadline = problem.deadline()
         found: list[tuple[int, int, _Candidate]] = []
-        for rewrites in self._partitions(problem):
+        for rewrites in self._partitions(problem, deadline):
             index = StepIndex(rewritten(problem.iteration, rewrites))
             if found and not fits(index.iteration, problem.memory_limit_bytes):
                 continue  # the step without rewrites fits: it came first
@@ -148,7 +148,7 @@ class Centauri:
             notes += _pipeline_notes(problem, self.strict)
         return finished(problem, "centauri", best.rewrites, best.issue, tuple(notes))
 
-    def _partitions(self, problem: PlanProblem) -> Iterator[Sequence[Rewrite]]:
+    def _partitions(self, problem: PlanProblem, deadline: Deadline) -> Iterator[Sequence[Rewrite]]:
         """The paper's, or several: nothing, groups alone, chains too, what ends first by itself, no substitution."""
         if self.mode is CentauriMode.PAPER:
             yield self._partition(problem, self._within(_Space()))
@@ -160,6 +160,9 @@ class Centauri:
         if self.primitive and any(step.into in _ROOTED for step in _substitutions(problem, rooted=True)):
             spaces.append(_Space(rooted=True))
         for space in spaces:
+            if deadline.left_s <= 0:
+                return
+            deadline.spend(OPERATOR_STEPS * len(problem.iteration.ops))
             found = self._partition(problem, self._within(space))
             if found not in seen:
                 seen.append(found)

@@ -7,6 +7,7 @@ forward); bytes up to a cap; and the predicted step must not be longer. Exchange
 unequal, if only on another rank, and then they cannot run as one.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lagom_overlap.collective import CollectiveKind
@@ -30,18 +31,20 @@ class FusionLimits:
 
 
 def fused(
-    problem: PlanProblem, iteration: Iteration, limits: FusionLimits, deadline: Deadline
+    problem: PlanProblem, plain: Iteration, iteration: Iteration, limits: FusionLimits, deadline: Deadline
 ) -> tuple[list[Fuse], Iteration]:
     """The fusions that neither make the step longer nor break the memory limit, and the iteration after them.
 
-    The iteration is in order of issue.
+    The iteration is in order of issue; `plain` is what the rewrites so far make of the step, on its own streams, where
+    what is fused must share one, too.
     """
     makespan = predict(problem, iteration).schedule.makespan
     done: list[Fuse] = []
     refused: set[tuple[str, ...]] = set()
     start = 0
     while deadline.left_s > 0:
-        group, start = _next_group(problem, iteration, limits, start, refused)
+        own = {comm.name: comm for comm in plain.comms}
+        group, start = _next_group(problem, iteration, own, limits, start=start, refused=refused)
         if group is None:
             break
         step = Fuse(group)
@@ -50,7 +53,7 @@ def fused(
         found = predict(problem, made)
         fits = problem.memory_limit_bytes is None or found.peak_bytes <= problem.memory_limit_bytes
         if fits and found.schedule.makespan <= makespan:
-            iteration, makespan = made, found.schedule.makespan
+            iteration, makespan, plain = made, found.schedule.makespan, rewritten(plain, (step,))
             done.append(step)
         else:
             refused.add(group)
@@ -58,7 +61,13 @@ def fused(
 
 
 def _next_group(
-    problem: PlanProblem, iteration: Iteration, limits: FusionLimits, start: int, refused: set[tuple[str, ...]]
+    problem: PlanProblem,
+    iteration: Iteration,
+    own: Mapping[str, CommOp],
+    limits: FusionLimits,
+    *,
+    start: int,
+    refused: set[tuple[str, ...]],
 ) -> tuple[tuple[str, ...] | None, int]:
     """The next communications from place `start` on that may be merged, and where to go on."""
     index = StepIndex(iteration)
@@ -76,7 +85,8 @@ def _next_group(
                 if between > limits.auxiliary_s:
                     break
                 continue
-            if not same_kind(first, op) or held + op.collective.num_bytes > limits.max_bytes:
+            is_alike = same_kind(first, op) and same_kind(own[first.name], own[op.name])
+            if not is_alike or held + op.collective.num_bytes > limits.max_bytes:
                 continue
             if op.name not in index.reached([member.name for member in group], index.place[op.name]):
                 group.append(op)

@@ -137,7 +137,7 @@ class Concerto:
         if self.block_mode is BlockMode.HEADS_TAILS:
             best = self._in_blocks(problem, best, deadline.within(0.6 * deadline.left_s))
         if self.fuse:
-            fusions, best = fused(problem, best, self.limits, deadline)
+            fusions, best = fused(problem, rewritten(problem.iteration, rewrites), best, self.limits, deadline)
             rewrites += fusions
             notes.append(f"{len(fusions)} fusions")
         return finished(

@@ -65,8 +65,9 @@ def variants_of(planner: Planner, problem: PlanProblem) -> Iterator[Variant]:
     most, gathers = problem.prefetch, len(parameter_gathers(problem.iteration))
     shallower = [depth for depth in reversed(DEPTHS) if depth < gathers and (most is None or depth < most)]
     planners = [planner]
-    if isinstance(planner, Ours) and planner.split:
-        planners.append(replace(planner, split=False))
+    if isinstance(planner, Ours):  # the other planners' plans were starts of the first plan
+        planner = replace(planner, starts=False)
+        planners = [planner, replace(planner, split=False)] if planner.split else [planner]
     for depth in (most, *shallower):
         for each in planners:
             yield Variant(depth, each)

@@ -44,6 +44,8 @@ def chain_types(problem: PlanProblem, cutter: Cutter) -> tuple[OpType, ...]:
         if not isinstance(op, CommOp) or (problem.exact and adds_numbers(op)):
             continue
         for cut in _cuts(problem, index, op):
+            if not cutter.can_cut(op.name, cut, FACTORS[0]):
+                continue
             side = "before" if cut.before else "after"
             name = f"{type_name(op)} {side}, {cut.axis}, {len(cut.before) + len(cut.after)}"
             found[name].append((task, cut))

@@ -60,13 +60,15 @@ class OpType:
 def op_types(iteration: Iteration, *, exact: bool) -> tuple[OpType, ...]:
     """The types of operators that can be cut; with `exact` none whose reduction would run in another order.
 
-    Preferred is an axis whose pieces are summed, since that needs no join.
+    Preferred is an axis whose pieces are summed, since that needs no join. A program's products may all have one name:
+    what can be cut in 8 and what can be cut in 4 are of two types.
     """
     found: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for task, op in enumerate(iteration.ops):
         axis = _axis(op, exact)
         if axis is not None:
-            found[type_name(op)].append((task, axis))
+            assert op.shards is not None, op.name
+            found[f"{type_name(op)} in {gcd(op.shards.sizes[axis], FACTORS[-1])}"].append((task, axis))
     return tuple(
         OpType(name, tuple(task for task, _ in rows), tuple(Cut(axis, 1) for _, axis in rows))
         for name, rows in found.items()
@@ -105,6 +107,7 @@ class Cutter:
                 self._followers[dep].append(op.name)
         self._pieces: dict[tuple[str, int, int], tuple[int, ...]] = {}
         self._joins: dict[str, int] = {}
+        self._can: dict[object, bool] = {}
 
     def pieces(self, name: str, axis: int, num: int) -> tuple[int, ...]:
         """Ticks of the pieces of an operator.
@@ -173,15 +176,27 @@ class Cutter:
         return made.graph(graph)
 
     def can(self, kind: OpType, num: int) -> bool:
-        """The operators of a type can be cut in that many pieces."""
-        name = self._problem.iteration.ops[kind.tasks[0]].name
-        try:
-            for member, axis in kind.cuts[0].axes(name).items():
-                check_axis(self._ops[member], axis, (Fraction(1, num),) * num)
-                self.pieces(member, axis, num)
-        except JobError:
-            return False
-        return True
+        """All operators of a type can be cut in that many pieces."""
+        ops = self._problem.iteration.ops
+        return all(self.can_cut(ops[task].name, cut, num) for task, cut in zip(kind.tasks, kind.cuts, strict=True))
+
+    def can_cut(self, name: str, cut: Cut, num: int) -> bool:
+        """An operator can be cut in that many pieces, with those that are cut with it."""
+        return all(self._has_pieces(member, axis, num) for member, axis in cut.axes(name).items())
+
+    def _has_pieces(self, name: str, axis: int, num: int) -> bool:
+        op = self._ops[name]
+        what = op.collective if isinstance(op, CommOp) else op.work
+        axes = None if op.shards is None else (op.shards.sizes, op.shards.combine, op.shards.inputs[:1])
+        key = (what, axes, axis, num)
+        if key not in self._can:
+            try:
+                check_axis(op, axis, (Fraction(1, num),) * num)
+                self.pieces(name, axis, num)
+                self._can[key] = True
+            except JobError:
+                self._can[key] = False
+        return self._can[key]
 
     def can_any(self, kind: OpType) -> bool:
         """They can be cut in some number of pieces."""

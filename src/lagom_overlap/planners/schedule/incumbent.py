@@ -77,6 +77,10 @@ class Incumbent:
         """Nothing more is to be gained, or there is no time left."""
         return self._best is not None and (self.is_reached or self._deadline.left_s <= 0)
 
+    def go_on(self, deadline: Deadline) -> None:
+        """The search has more time."""
+        self._deadline = deadline
+
     def prove(self) -> None:
         """Notes that no schedule is shorter than the best."""
         self.is_proved = True

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from lagom_overlap.workload import Buffer, CommOp, CompOp, Iteration, MemoryBound, Op
+from lagom_overlap.workload.ops import data_deps
 from lagom_overlap.workload.streams import REDUCE_SCATTER
 
 _COPIES_IN: Final = ("fsdp.chunk_cat", "fsdp.chunk_cat_mixed_dtype")
@@ -43,10 +44,11 @@ def in_param_dtype(iteration: Iteration) -> Iteration:
 
 def casts_behind(iteration: Iteration) -> dict[str, str]:
     """The cast behind each reduction that has one."""
+    ops = {op.name: op for op in iteration.ops}
     return {
-        op.deps[0]: op.name
+        needed[0]: op.name
         for op in iteration.computations
-        if op.stream == REDUCE_SCATTER and op.origin.kernel == _CAST and len(op.deps) == 1
+        if op.stream == REDUCE_SCATTER and op.origin.kernel == _CAST and len(needed := data_deps(op, ops)) == 1
     }
 
 
@@ -77,7 +79,8 @@ def _scatters(iteration: Iteration) -> dict[str, str]:
     for op in iteration.comms:
         if op.stream != REDUCE_SCATTER:
             continue
-        copy = ops.get(op.deps[0]) if len(op.deps) == 1 else None
+        needed = data_deps(op, ops)
+        copy = ops[needed[0]] if len(needed) == 1 else None
         if (
             not isinstance(copy, CompOp)
             or copy.origin.kernel not in _COPIES_IN

@@ -14,6 +14,7 @@ from lagom_overlap.workload.fsdp2.hooks import GATHER_STREAMS, GatherHooks, awai
 from lagom_overlap.workload.fsdp2.reduced import casts_behind, in_param_dtype
 from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
 from lagom_overlap.workload.fsdp2.visits import Visit, visits_of
+from lagom_overlap.workload.ops import data_deps
 from lagom_overlap.workload.streams import COMPUTE, REDUCE_SCATTER
 
 _BACKWARD = (Phase.BACKWARD, Phase.WEIGHT_GRAD, Phase.RECOMPUTE)
@@ -154,9 +155,15 @@ class _Reissue:
                 self._hooks.unshard(other)
 
     def gather(self, visit: Visit) -> None:
-        """The visit's copies and its gather, behind what their streams wait for."""
+        """The visit's copies and its gather, behind what their streams wait for.
+
+        They read parameters alone, so they wait for those reads of the host that they are issued behind, which may be
+        others with other settings (`Iteration` adds them).
+        """
         for name in visit.chain:
             op = self._ops[name]
+            needed = data_deps(op, self._ops)
+            op = op if needed == op.deps else replace(op, deps=needed)
             self._put(op, tuple(self._pending.pop(op.stream, {})))
             self._pending.setdefault(op.stream, {})
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from lagom_overlap.workload import CommOp, CompOp, Iteration, MemoryBound, Phase
 from lagom_overlap.workload.gathers import copies_into
+from lagom_overlap.workload.ops import data_deps
 from lagom_overlap.workload.streams import ALL_GATHER, COMPUTE
 
 _FORWARD = (Phase.FORWARD, Phase.LOSS)
@@ -60,7 +61,7 @@ def visits_of(iteration: Iteration) -> tuple[Visit, ...]:
             if isinstance(op := ops[reader], CompOp)
             and isinstance(op.work, MemoryBound)
             and op.stream == COMPUTE
-            and op.deps == (name,)
+            and data_deps(op, ops) == (name,)
         )
         if not copied:
             continue
