@@ -5,6 +5,7 @@ Presets: one TOML file per cluster (`clusters/NAME.toml`), each number with its 
 
 import tomllib
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -13,8 +14,34 @@ from typing import Any
 from lagom_overlap.errors import JobError, UnknownNameError
 from lagom_overlap.hardware.gpu import Gpu
 from lagom_overlap.hardware.gpu_file import load_gpu, read_preset_file, taken_out, with_own
-from lagom_overlap.hardware.link import Link
 from lagom_overlap.toml_tables import from_table
+
+
+class LinkKind(StrEnum):
+    """What the wire is; NCCL's latency tables distinguish exactly these."""
+
+    NVLINK = "nvlink"
+    PCIE = "pcie"
+    NETWORK = "network"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """The narrowest hop that a ring crosses: one direction's usable bandwidth and the latency of a hop.
+
+    `host_fifo` says that NCCL's FIFO lies in host memory (shared-memory transport): then it takes no HBM bandwidth.
+    """
+
+    kind: LinkKind
+    bytes_per_s: float
+    hop_s: float
+    host_fifo: bool = False
+
+    def __post_init__(self) -> None:
+        for field in ("bytes_per_s", "hop_s"):
+            value = getattr(self, field)
+            if not 0 < value < float("inf"):
+                raise JobError(f"link {self.kind}: {field} is {value}, must be positive and finite")
 
 
 def _folder() -> Traversable:
