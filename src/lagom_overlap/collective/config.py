@@ -47,7 +47,7 @@ class Transport(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommConfig:
-    """How one collective is run; every field None means: as the engine does untouched.
+    """How one collective is run; with every field None the engine decides, as it does untouched.
 
     `chunk_bytes` is the chunk on the wire, as NCCL's getChunkSize means it. AutoCCL's and the Lagom paper's C is a
     slice: `chunk_bytes_of_slice` converts.

@@ -8,8 +8,8 @@ Three knobs, for a whole overlap group at a time:
     priority      of the collectives' stream: whether a freed SM goes to a waiting collective or to the older kernel
 
 They are no knobs of a collective: torch's carve-out is one flag of the process, read when a kernel is launched. So they
-stand next to a group's `CommConfig`s (`LaunchedAssignment`), not inside them, and a search that does not know
-them leaves the computation untouched.
+stand next to a group's `CommConfig`s (`LaunchedAssignment`), not inside them, and a search that does not support them
+leaves the computation untouched.
 """
 
 from collections.abc import Iterable, Iterator
@@ -36,7 +36,7 @@ class StreamPriority(StrEnum):
 
 
 class LaunchScope(StrEnum):
-    """For how long one setting of the computation's side holds."""
+    """Whether a setting of the computation's side holds for one group or for the whole step."""
 
     GROUP = "group"
     STEP = "step"
@@ -71,14 +71,14 @@ UNTOUCHED_LAUNCH = LaunchConfig()
 
 
 def one_launch(launches: Iterable[LaunchConfig]) -> LaunchConfig:
-    """One launch for all in place of several: the largest carve-out; an order or priority that all share.
+    """Several launches as one: the largest carve-out, and an order or priority only if all share it.
 
-    Deterministic: the same launches give the same one on every rank.
+    Deterministic: the same launches give the same result on every rank.
     """
-    found = list(launches)
-    orders, priorities = {launch.order for launch in found}, {launch.priority for launch in found}
+    several = list(launches)
+    orders, priorities = {launch.order for launch in several}, {launch.priority for launch in several}
     return LaunchConfig(
-        sm_carveout=max((launch.sm_carveout for launch in found if launch.sm_carveout is not None), default=None),
+        sm_carveout=max((launch.sm_carveout for launch in several if launch.sm_carveout is not None), default=None),
         order=orders.pop() if len(orders) == 1 else None,
         priority=priorities.pop() if len(priorities) == 1 else None,
     )
@@ -152,9 +152,9 @@ class LaunchedAssignment(tuple[CommConfig, ...]):
         """
         if launch.is_untouched:
             raise ValueError("an untouched launch is a plain tuple of configurations")
-        made = super().__new__(cls, configs)
-        made._launch = launch
-        return made
+        assignment = super().__new__(cls, configs)
+        assignment._launch = launch
+        return assignment
 
     @property
     def launch(self) -> LaunchConfig:
