@@ -10,7 +10,7 @@ from typing import Any
 
 
 def after_import(name: str, then: Callable[[ModuleType], None]) -> None:
-    """Calls `then` with the module once it has been executed; at once where it has been."""
+    """Calls `then` with the module once it has been executed; at once if it already has been."""
     if name in sys.modules:
         then(sys.modules[name])
     else:
@@ -18,7 +18,7 @@ def after_import(name: str, then: Callable[[ModuleType], None]) -> None:
 
 
 class _After(MetaPathFinder):
-    """Calls `then` with a module once it has been executed, and removes itself from the import system before."""
+    """A finder that calls `then` with the module once it has been executed; it removes itself from `sys.meta_path`."""
 
     def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
         self._name = name
@@ -27,7 +27,7 @@ class _After(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The module's own spec with a loader that tells us."""
+        """The module's own spec, its loader wrapped in one that calls `then`."""
         if fullname != self._name:
             return None
         sys.meta_path.remove(self)
@@ -42,7 +42,7 @@ class _Telling(Loader):
         self._loader = loader
         self._then = then
 
-    def __getattr__(self, name: str) -> Any:  # what else a loader has (get_source, is_package) is the true one's
+    def __getattr__(self, name: str) -> Any:  # everything else (get_source, is_package) comes from the wrapped loader
         return getattr(self._loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:

@@ -6,7 +6,7 @@
     |-- SpaceError                 a knob outside its space, or a space that is empty
     |-- OutputError                an output folder that exists or cannot be written
     |-- BundleError                a measurement bundle that is damaged or belongs to another job
-    |-- TraceError                 a profiler file that cannot be read, is damaged, or is none
+    |-- TraceError                 a file that cannot be read, is damaged, or is no profiler file
     |-- DataError                  a third-party dataset that is absent, cannot be fetched, or is something else
     |-- TableError                 a plug-in table that is damaged, truncated or of another version
     |-- MissingDependencyError     an extra that is not installed
@@ -24,11 +24,11 @@ from difflib import get_close_matches
 from typing import Final
 
 _MAX_LONGER: Final = 2
-"""Names that a shortened one may stand for and that are worth listing again."""
+"""How many names that begin with what was typed are suggested; beyond that the list of allowed names says it better."""
 
 
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:
-    """A hint at what was meant: the names that begin so if they are few, else the nearest one; "" where none is."""
+    """A hint: the allowed names that begin with `name` if they are few, else the closest one; "" if there is none."""
     names = sorted(allowed)
     longer = [other for other in names if other.startswith(name)] if name else []
     near = longer if 0 < len(longer) <= _MAX_LONGER else get_close_matches(name, names, n=1)
@@ -66,7 +66,7 @@ class BundleError(LagomError):
 
 
 class TraceError(LagomError):
-    """Raised when a profiler file cannot be read, is damaged, or is none."""
+    """Raised when a profiler file cannot be read or is damaged, or when the file is no profiler file."""
 
 
 class DataError(LagomError):
@@ -82,7 +82,7 @@ class MissingDependencyError(LagomError):
 
 
 class BackendError(LagomError):
-    """Raised when the machine could not run what was asked; a `Failure` is one configuration, this is the run."""
+    """Raised when the machine could not run the measurement at all; a `Failure` is one configuration that failed."""
 
 
 class RankError(BackendError):
@@ -101,9 +101,9 @@ _EXPECTED: Final = re.compile(r"Expected `([^`]*)`(.*?)(?:, got `[^`]*`)?$")
 
 
 def in_words(complaint: str) -> str:
-    """What a decoder's complaint says is allowed, in the words of a file's author; other complaints as they are."""
-    found = _EXPECTED.match(complaint)
-    if found is None:
+    """A decoder's "Expected ..." complaint in the words of TOML ("must be a whole number"); others unchanged."""
+    match = _EXPECTED.match(complaint)
+    if match is None:
         return complaint.replace("`", "")
-    kinds = [_KINDS.get(kind, kind) for kind in found[1].split(" | ") if kind != "null"]
-    return f"must be {' or '.join(kinds)}{found[2].replace('`', '')}"
+    kinds = [_KINDS.get(kind, kind) for kind in match[1].split(" | ") if kind != "null"]
+    return f"must be {' or '.join(kinds)}{match[2].replace('`', '')}"

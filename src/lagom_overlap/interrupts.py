@@ -1,9 +1,9 @@
-"""Ctrl-C, SIGTERM and SIGHUP end a run: what was found is kept, a second one kills.
+"""Ctrl-C, SIGTERM and SIGHUP end a run and keep its results so far; a second signal kills the process.
 
-Terminals, Slurm and Kubernetes send them; SIGHUP says that the terminal was closed, or its connection broke. A verb
-runs within `as_interrupts`: each signal raises KeyboardInterrupt there, once. Launchers pass a signal on to
-processes that the terminal has told already, so what follows within `GRACE_S` is the same wish; anything later ends the
-process at once, as if nobody had caught the signal. A signal that was ignored when we started stays ignored.
+Terminals, Slurm and Kubernetes send them; SIGHUP means that the terminal was closed or its connection broke. A verb
+runs within `as_interrupts`, where the first signal raises KeyboardInterrupt. Launchers forward signals to processes
+that the terminal has already signalled, so signals within `GRACE_S` count as one; a later one ends the process at once,
+as if nobody had caught it. A signal that was ignored when we started stays ignored.
 """
 
 import contextlib
@@ -17,6 +17,8 @@ from typing import Final, TypeAlias
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_S: Final = 1.0
+"""Signals this soon after the first one are forwarded copies of it. Chosen, not measured: longer than a launcher takes
+to forward a signal, shorter than a user takes to press Ctrl-C again on purpose."""
 _Handler: TypeAlias = Callable[[int, FrameType | None], object] | int | None
 
 
@@ -32,12 +34,12 @@ _WISH: Final = _Wish()
 
 
 def received() -> bool:
-    """Whether the run was told to end."""
+    """Whether a signal has asked the run to end."""
     return _WISH.signum is not None
 
 
 def exit_code() -> int:
-    """What a shell says of a program that the signal ended: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP."""
+    """The shell's exit code for a program ended by the signal: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP."""
     return 128 + (_WISH.signum or signal.SIGINT)
 
 
@@ -60,8 +62,8 @@ def as_interrupts(clock: Callable[[], float] = monotonic) -> Iterator[None]:
 
 @contextlib.contextmanager
 def held_back(clock: Callable[[], float] = monotonic) -> Iterator[None]:
-    """Lets the first signal pass until the block is done, so that what belongs together is written together."""
-    if not _WISH.is_command:  # what a caller of the library was told before is his
+    """Ignores the first signal until the block has ended, so that files that belong together are written together."""
+    if not _WISH.is_command:  # a signal before this call was for the caller of the library, not for us
         _WISH.signum = None
     with _caught(_ours(), lambda signum, _: _is_first(signum, clock)):
         yield
@@ -69,7 +71,7 @@ def held_back(clock: Callable[[], float] = monotonic) -> Iterator[None]:
 
 @contextlib.contextmanager
 def noted(note: Callable[[], object]) -> Iterator[None]:
-    """Within, the first signal calls `note` in place of interrupting; the next one does as outside."""
+    """Inside the block the first signal calls `note` instead of interrupting; the next one acts as it does outside."""
     before: dict[int, _Handler] = {}
 
     def take(signum: int, _: FrameType | None) -> None:
@@ -79,18 +81,18 @@ def noted(note: Callable[[], object]) -> Iterator[None]:
         for each, handler in before.items():
             signal.signal(each, handler)
 
-    with _caught(_ours(), take) as found:
-        before |= found
+    with _caught(_ours(), take) as handlers:
+        before |= handlers
         yield
 
 
 def _ours() -> tuple[signal.Signals, ...]:
-    """SIGTERM and SIGHUP are held back only where they would interrupt: elsewhere they are not ours to catch."""
+    """The signals that somebody handles in Python; SIGTERM and SIGHUP with the default action are not ours to catch."""
     return tuple(each for each in SIGNALS if callable(signal.getsignal(each)))
 
 
 def _is_first(signum: int, clock: Callable[[], float]) -> bool:
-    """Whether nobody has asked before; who asks again, and not by the same breath, is obeyed on the spot."""
+    """Whether this is the run's first signal; one that comes `GRACE_S` or more after it ends the process here."""
     if _WISH.signum is None:
         _WISH.signum, _WISH.at_s = signum, clock()
         return True
@@ -102,7 +104,7 @@ def _is_first(signum: int, clock: Callable[[], float]) -> bool:
 
 @contextlib.contextmanager
 def _caught(signals: tuple[signal.Signals, ...], handler: _Handler) -> Iterator[dict[int, _Handler]]:
-    """Yields the handlers before; does nothing outside of the main thread, where Python catches no signals."""
+    """Yields the previous handlers; does nothing outside the main thread, where Python handles no signals."""
     before: dict[int, _Handler] = {}
     if threading.current_thread() is not threading.main_thread():
         yield before

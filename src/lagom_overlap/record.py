@@ -1,4 +1,4 @@
-"""What was run, on what: the machine, the versions, files written whole or not at all, and files read as data."""
+"""The record of a run: machine, versions, files written atomically, and files of others read safely."""
 
 import contextlib
 import errno
@@ -18,7 +18,7 @@ _MARK = ".lagom-unwritten"
 _HALF_WRITTEN = re.compile(r"\..+\.[a-z0-9_]{8}")
 _NOT_REGULAR = "it is no regular file"
 OTHERS_MAY_WRITE = 0o022
-"""The mode bits by which others than its owner may write a file; the plug-in refuses a table that has one."""
+"""Mode bits that let users other than the owner write a file; the plug-in refuses a table that has one set."""
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _VERSIONED = ("lagom-overlap", "numpy", "scipy", "torch")
 
@@ -49,12 +49,12 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def open_regular(path: Path, *, is_own: bool = False) -> BinaryIO:
-    """A file that somebody else may have made, for reading; its name never makes us wait for a pipe or read a device.
+    """Opens a file that somebody else may have made; never blocks on a pipe and never reads a device.
 
-    With `is_own` it is one of ours: no link, no other user's.
+    With `is_own` it must be ours: no link, and not another user's.
 
     Raises:
-        OSError: if it cannot be read or is no such file.
+        OSError: if it cannot be read or is not a regular file.
     """
     follow = os.O_NOFOLLOW if is_own else 0
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | follow)
@@ -73,7 +73,7 @@ def read_regular(path: Path, most_bytes: int, *, is_own: bool = False) -> bytes:
     """All of a file, opened by `open_regular`; one that is too large is refused before it is read.
 
     Raises:
-        OSError: if it cannot be read, is no such file, or has more bytes than that.
+        OSError: if it cannot be read, is not a regular file, or has more than `most_bytes`.
     """
     with open_regular(path, is_own=is_own) as file:
         is_larger = os.fstat(file.fileno()).st_size > most_bytes
@@ -84,7 +84,7 @@ def read_regular(path: Path, most_bytes: int, *, is_own: bool = False) -> bytes:
 
 
 def starts_with(path: Path, *words: bytes) -> bool:
-    """Whether a regular file begins with one of these; not if it cannot be read."""
+    """Whether it is a regular file that begins with one of the words; False if it cannot be read."""
     try:
         with open_regular(path) as file:
             return file.read(max(map(len, words))).startswith(words)
@@ -93,13 +93,13 @@ def starts_with(path: Path, *words: bytes) -> bool:
 
 
 def _check_own(handle: int, path: Path) -> None:
-    """Refuses what is no file that this user made: a pipe, a device, another user's file, a second name of one.
+    """Refuses anything that is not this user's own file: a pipe, a device, another user's file, a hard link.
 
-    A file system may give all that is made on it to one user (root-squashed NFS, EFS); the folder then is that user's,
-    too, and whoever owns the folder can do with the file as he likes.
+    Some file systems give everything made on them to one user (root-squashed NFS, EFS). There the folder belongs to
+    that user as well, who can change the file anyway, so a file of the folder's owner is accepted.
 
     Raises:
-        OSError: saying what it is.
+        OSError: with the reason.
     """
     status = os.fstat(handle)
     if not stat.S_ISREG(status.st_mode):
@@ -111,9 +111,9 @@ def _check_own(handle: int, path: Path) -> None:
 
 
 def create_folder(path: Path) -> None:
-    """Creates a new run folder, private to its owner, or takes over one in which a run of ours has written nothing.
+    """Creates a new run folder, private to its owner, or reuses one that an earlier run created and left empty.
 
-    Such a folder is known by its mark, which goes with the first file.
+    A mark file identifies such a folder; it is removed with the first file that is written.
 
     Raises:
         OutputError: if it exists already, or its parent does not exist or cannot be written.
@@ -153,10 +153,10 @@ def make_folder(path: Path) -> None:
 
 
 def check_own_folder(path: Path) -> None:
-    """Refuses a folder that is there and that somebody else could write to, or has put there.
+    """Refuses an existing folder that another user made or can write to.
 
-    Where the file system decides who owns what is made on it, or who may write it, a file that is made tells so, and
-    the folder may be like that file.
+    Some file systems decide the owner or the mode of everything made on them. A probe file shows that, and the folder
+    may then have the same owner or mode as the probe.
 
     Raises:
         OutputError: if it is a link, another user's, or can be written by others.
@@ -171,9 +171,9 @@ def check_own_folder(path: Path) -> None:
         is_foreign, is_open = status.st_uid != os.geteuid(), bool(status.st_mode & OTHERS_MAY_WRITE)
         if is_foreign or is_open:
             with tempfile.NamedTemporaryFile(dir=path, prefix=".lagom-") as file:  # mode 0600
-                made = os.fstat(file.fileno())
-            is_foreign = is_foreign and made.st_uid != status.st_uid
-            is_open = is_open and not made.st_mode & OTHERS_MAY_WRITE
+                probe = os.fstat(file.fileno())
+            is_foreign = is_foreign and probe.st_uid != status.st_uid
+            is_open = is_open and not probe.st_mode & OTHERS_MAY_WRITE
     except OSError as error:
         raise OutputError(f"{where} cannot be used: {error.strerror}") from None
     if is_foreign:
@@ -191,22 +191,22 @@ def _is_unwritten(path: Path) -> bool:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Adds a line to a file in one write; a new file is readable by its owner alone. A full disk leaves no part of it.
+    """Appends a line to a file; a new file is readable by its owner only. If the disk is full, no part of it remains.
 
     Raises:
         OutputError: if it cannot be written, or is a link, a pipe, a device or another user's.
     """
-    data, done, before = line.encode() + b"\n", 0, -1
+    data, num_written, before = line.encode() + b"\n", 0, -1
     try:
         handle = os.open(path, _APPEND, 0o600)
         try:
             _check_own(handle, path)
             before = os.fstat(handle).st_size
-            while done < len(data):
-                done += os.write(handle, data[done:])
+            while num_written < len(data):
+                num_written += os.write(handle, data[num_written:])
         except OSError:
             with contextlib.suppress(OSError):
-                if os.fstat(handle).st_size == before + done:  # nobody else has written meanwhile
+                if os.fstat(handle).st_size == before + num_written:  # nobody else has written meanwhile
                     os.ftruncate(handle, before)
             raise
         finally:
@@ -256,7 +256,7 @@ def _cpu_model() -> str:
 
 
 def describe_machine() -> dict[str, str]:
-    """This machine in words; nothing that names its owner."""
+    """This machine: CPU, cores, load, system; no host or user name."""
     load = os.getloadavg()[0]
     return {
         "cpu": _cpu_model(),
@@ -267,13 +267,13 @@ def describe_machine() -> dict[str, str]:
 
 
 def package_versions() -> dict[str, str]:
-    """Python and the packages that decide a result; absent ones are left out."""
+    """The versions of Python and of the packages that influence results, without those that are not installed."""
     from importlib import metadata  # noqa: PLC0415 - not for runs that write no record
 
-    found = {"python": ".".join(str(part) for part in sys.version_info[:3])}
+    versions = {"python": ".".join(str(part) for part in sys.version_info[:3])}
     for name in _VERSIONED:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions

@@ -1,4 +1,4 @@
-"""Names become objects: entry points, each loaded when it is named, and the options that it takes."""
+"""Entry points: names become objects, loaded when first used, and the options that they take are checked."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -24,17 +24,17 @@ def entry_point_names(group: str) -> list[str]:
 
 
 def load(group: str, what: str, name: str) -> Callable[..., Any]:
-    """What is registered under that name; `what` calls it in an error.
+    """The object registered under that name; `what` is the noun for error messages.
 
     Raises:
-        UnknownNameError: if nothing is.
+        UnknownNameError: if there is none.
         MissingDependencyError: if it needs a package that is not installed.
     """
-    found = [entry for entry in metadata.entry_points(group=group) if entry.name == name]
-    if not found:
+    entries = [entry for entry in metadata.entry_points(group=group) if entry.name == name]
+    if not entries:
         raise UnknownNameError.among(what, name, entry_point_names(group))
     try:
-        return cast("Callable[..., Any]", found[0].load())
+        return cast("Callable[..., Any]", entries[0].load())
     except ModuleNotFoundError as error:
         extra = _EXTRA_OF.get(error.name or "")
         if extra is None:
@@ -47,10 +47,10 @@ def load(group: str, what: str, name: str) -> Callable[..., Any]:
 def checked_options(
     factory: Callable[..., Any], name: str, options: Mapping[str, object], *, what: str = "tuner", table: str = "tune"
 ) -> Mapping[str, object]:
-    """The options of a tuner or planner, each known to it and of its type.
+    """The options of a tuner or planner, checked against its keyword arguments.
 
     Raises:
-        JobError: if one is not.
+        JobError: if it has no such option, or the value has the wrong type.
     """
     allowed = {
         parameter.name: parameter.default
@@ -62,12 +62,12 @@ def checked_options(
         if key not in allowed:
             offered = f"allowed: {', '.join(sorted(allowed))}" if allowed else "it has none"
             raise JobError(f"{table}.options: {what} {name!r} has no option {key!r}; {offered}")
-        # A default of None (`int | None`) says nothing of the type, and a job file has no None: the hint tells.
+        # The type hint decides: a default of None (`int | None`) does not show the type, and a job file has no None.
         kinds = set(get_args(hints[key]) or (hints[key],)) - {NoneType}
         if float in kinds:
             kinds.add(int)
         if type(value) not in kinds:
-            wanted = " or ".join(sorted(kind.__name__ for kind in kinds))
+            expected = " or ".join(sorted(kind.__name__ for kind in kinds))
             example = "" if allowed[key] is None else f", such as {allowed[key]!r}"
-            raise JobError(f"{table}.options.{key} is {value!r}: {what} {name!r} expects {wanted}{example}")
+            raise JobError(f"{table}.options.{key} is {value!r}: {what} {name!r} expects {expected}{example}")
     return options

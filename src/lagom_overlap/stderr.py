@@ -1,4 +1,4 @@
-"""Lines of ours on stderr, which may be closed, full, or replaced by the job: none of that is an error of anybody's."""
+"""Writes our lines to stderr, which may be closed, full, or replaced by the job; none of that raises."""
 
 import contextlib
 import os
@@ -6,10 +6,10 @@ import sys
 
 
 def write_lines(*lines: str) -> None:
-    """Writes each line with its newline; what cannot be written is lost, because nobody is left to tell.
+    """Writes each line with its newline; a line that cannot be written is lost.
 
-    Python's own stderr is written past its buffer: a line that stays there is tried again as the process ends, and
-    where that fails the process exits with 120, whatever the job's own exit code is.
+    Python's own stderr is written without its buffer: Python flushes a buffered line again when the process ends, and
+    if that fails it exits with 120 in place of the job's own exit code.
     """
     stream, own = sys.stderr, sys.__stderr__
     if stream is None:  # closed by whoever started us

@@ -1,4 +1,4 @@
-"""A user's TOML file, and a table of it as a dataclass: what is wrong is told by key, value and what is allowed."""
+"""A user's TOML file, and its tables as dataclasses; errors name the key, the value and what is allowed."""
 
 import re
 import tomllib
@@ -22,13 +22,14 @@ NOT_A_KEY: Final = {"not a key": True}
 _STEP: Final = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
 MAX_SIZE_BYTES: Final = 1 << 48
+"""256 TiB: the largest size of the plug-in's table, and larger than any message."""
 Name = Annotated[str, Meta(min_length=1, max_length=120)]
 Count = Annotated[int, Meta(ge=1, le=MAX_SIZE_BYTES)]
 Size = str | Count
 """Bytes as a number, or text with a unit: "32 MiB"."""
 
 MAX_KEY_DEPTH: Final = 32
-"""Names that dots may join to one key. `tomllib` takes time and memory by the square of it: 20,000 took 41 s."""
+"""Names that dots may join to one key: `tomllib` takes time and memory quadratic in it (20,000 names took 41 s)."""
 _TOKEN: Final = re.compile(
     r"""
     (?P<text> \"\"\"(?:[^"\\]|\\.|"(?!""))*+(?:\"\"\")?+ | '''(?:[^']|'(?!''))*+(?:''')?+ | \#[^\n]*+ )
@@ -38,14 +39,15 @@ _TOKEN: Final = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-"""Texts and comments, names or values, dots, and all between; nothing is read twice, whatever is left open."""
+"""Strings and comments, names or values, dots, and everything between them. All quantifiers are possessive, so that an
+unclosed string costs no backtracking."""
 
 
 def parse_toml(content: bytes) -> dict[str, Any]:  # any TOML value
     """The tables of a file.
 
     Raises:
-        ValueError: if it is no UTF-8 text or no TOML, or nests deeper than anybody writes.
+        ValueError: if it is not UTF-8 or not TOML, or nests too deep.
     """
     text = content.decode("utf-8")
     _check_depth(text)
@@ -85,10 +87,10 @@ def size_bytes(value: str | int, where: str) -> int:
 
 
 def from_table(table: Any, shape: type[Shape], source: str, where: str = "") -> Shape:  # any TOML value
-    """The table as that dataclass; `where` is what stands before its keys, such as `operators.`.
+    """The table as that dataclass; `where` is the prefix of its keys in messages, such as `operators.`.
 
     Raises:
-        JobError: naming the source, and a key that is unknown or missing, or its value and what is allowed.
+        JobError: if a key is unknown or missing, or a value is not allowed.
     """
     if not isinstance(table, dict):
         raise JobError(f"{source}: {where.rstrip('.')} is {repr(table)[:80]}, must be a table")
@@ -106,28 +108,28 @@ def _unknown_keys(table: dict[str, Any], shape: type, where: str) -> Iterator[st
     for name in sorted(set(table) - set(allowed)):
         yield f"unknown key {where + name!r}{did_you_mean(name, allowed)}; allowed: {', '.join(allowed)}"
     for name, hint in get_type_hints(shape).items():
-        inner = next((one for one in types_in(hint) if is_dataclass(one)), None)
-        found = table.get(name)
+        inner = next((entry for entry in types_in(hint) if is_dataclass(entry)), None)
+        value = table.get(name)
         if inner is None:
             continue
-        if isinstance(found, dict):
-            yield from _unknown_keys(found, inner, f"{where}{name}.")
-        elif isinstance(found, list):
-            for index, one in enumerate(found):
-                if isinstance(one, dict):
-                    yield from _unknown_keys(one, inner, f"{where}{name}[{index}].")
+        if isinstance(value, dict):
+            yield from _unknown_keys(value, inner, f"{where}{name}.")
+        elif isinstance(value, list):
+            for index, entry in enumerate(value):
+                if isinstance(entry, dict):
+                    yield from _unknown_keys(entry, inner, f"{where}{name}[{index}].")
 
 
 def types_in(hint: Any) -> list[type]:  # any annotation
-    """The classes that an annotation is made of: of `tuple[X, ...] | None` the class X among them."""
+    """The classes in an annotation: X and NoneType for `tuple[X, ...] | None`."""
     inner = [one for argument in get_args(hint) for one in types_in(argument)]
     return inner if inner else [hint] if isinstance(hint, type) else []
 
 
 def _explained(message: str, table: dict[str, Any], shape: type, where: str) -> str:
-    """A decoder's complaint in one line; those of a dataclass about itself are whole as they are."""
-    found = _PLACE.match(message)
-    complaint, place = (found[1], found[2]) if found else (message, "")
+    """A decoder's complaint as one line; what a dataclass's own check raises is already one and stays as it is."""
+    match = _PLACE.match(message)
+    complaint, place = (match[1], match[2]) if match else (message, "")
     if missing := _MISSING.match(complaint):
         return f"missing key {where + f'{place}.{missing[1]}'.lstrip('.')!r}"
     is_enum = complaint.startswith(_NOT_AN_ENUM)

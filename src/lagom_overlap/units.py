@@ -35,7 +35,7 @@ _BYTE_UNITS: Final = {
 }
 _BYTES: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
 _MAX_NUMBER_LENGTH: Final = 40
-"""More characters than any size needs; longer numbers are refused before any arithmetic."""
+"""Longer than any size needs; longer numbers are refused before any arithmetic, which would take quadratic time."""
 
 
 def parse_bytes(text: str) -> int:
@@ -72,7 +72,7 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def format_memory(num_bytes: float) -> str:
-    """What a GPU holds, in the decimal units in which GPUs are sold: `"41.3 GB"`, `"512.0 MB"`."""
+    """A GPU's memory, in the decimal units in which GPUs are sold: `"41.3 GB"`, `"512.0 MB"`."""
     for name, unit in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
         if abs(num_bytes) >= unit:
             return f"{num_bytes / unit:.1f} {name}"

@@ -13,7 +13,7 @@ import torch
 from torch import distributed as dist
 
 from lagom_overlap.backends.fake_nccl import Rehearsal
-from lagom_overlap.backends.nccl import ranks
+from lagom_overlap.backends.nccl import backend as nccl_backend
 from lagom_overlap.backends.nccl.session import NcclSession, PluginFiles
 from lagom_overlap.cli import main
 from lagom_overlap.cost import ContentionModel, load_profile
@@ -102,6 +102,6 @@ if "MEETINGS" in os.environ:
 if os.environ.get("REFUSING_RANK") == os.environ["RANK"]:
     refuse(int(os.environ["REFUSED"]))
 torch.cuda.is_available = lambda: True
-ranks.CudaDevice = HostDevice
-ranks._session = session
+nccl_backend.CudaDevice = HostDevice
+nccl_backend._session = session
 sys.exit(main(ARGUMENTS))

@@ -26,7 +26,6 @@ from lagom_overlap.backends import BackendRequest
 from lagom_overlap.backends.gloo import (
     RankBackend,
     backend,
-    footprint,
     join_if_launched_by_torchrun,
     link,
     open_backend,
@@ -35,7 +34,7 @@ from lagom_overlap.backends.gloo import (
     torch_extra,
 )
 from lagom_overlap.backends.gloo.link import EmulatedLink
-from lagom_overlap.backends.gloo.space import space_within
+from lagom_overlap.backends.gloo.terms import space_within
 from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, Protocol, SpaceLimits, Transport
 from lagom_overlap.engines.messages import Measure, Ready, Wrong
 from lagom_overlap.errors import BackendError, MissingDependencyError, RankError, SpaceError, WrongResultError
@@ -399,16 +398,16 @@ def test_memory_of_a_rank_counts_equal_computations_once() -> None:
     group = OverlapGroup(
         name="g", computations=tuple(CompOp(name=f"{i}", work=w) for i, w in enumerate(works)), comms=comms
     )
-    assert footprint.rank_bytes([group]) == 2 * (800 + 400) + 4 * (10 * 30 + 30 * 20 + 10 * 20) + 64
+    assert backend.rank_bytes([group]) == 2 * (800 + 400) + 4 * (10 * 30 + 30 * 20 + 10 * 20) + 64
 
 
 def test_groups_share_buffers_and_computations_but_what_differs_adds_up() -> None:
     gather, reduce = Collective(CollectiveKind.ALL_GATHER, 8000, 2), Collective(CollectiveKind.ALL_REDUCE, 4000, 2)
     one, two, both = group_of(gather), group_of(gather, gather), group_of(gather, reduce)
-    works = footprint.kept_bytes([one]) - (8000 + 4000)
-    assert footprint.kept_bytes([one, two]) == footprint.kept_bytes([two]) == works + 2 * (8000 + 4000)
-    assert footprint.kept_bytes([one, two, both]) == works + 2 * (8000 + 4000) + 4000
-    assert footprint.rank_bytes([one, two, both]) == works + 2 * (8000 + 4000) + 4000 + (8000 + 4000)
+    works = backend.kept_bytes([one]) - (8000 + 4000)
+    assert backend.kept_bytes([one, two]) == backend.kept_bytes([two]) == works + 2 * (8000 + 4000)
+    assert backend.kept_bytes([one, two, both]) == works + 2 * (8000 + 4000) + 4000
+    assert backend.rank_bytes([one, two, both]) == works + 2 * (8000 + 4000) + 4000 + (8000 + 4000)
 
 
 def test_groups_that_fit_one_by_one_but_not_together_are_refused_before_any_is_run(
@@ -417,14 +416,14 @@ def test_groups_that_fit_one_by_one_but_not_together_are_refused_before_any_is_r
     groups = [
         group_of(Collective(CollectiveKind.ALL_REDUCE, 8 * MIB + 8 * index, 2), name=f"g{index}") for index in range(3)
     ]
-    free_bytes = 2 * footprint.rank_bytes(groups[:2])
-    monkeypatch.setattr(footprint, "_available_bytes", lambda: free_bytes)
+    free_bytes = 2 * backend.rank_bytes(groups[:2])
+    monkeypatch.setattr(backend, "_available_bytes", lambda: free_bytes)
     monkeypatch.setattr(backend, "RankProcesses", RanksThatAreWrong)
     opened = open_backend(request())
     for group in groups[:2]:
         opened.problem(group)
         opened.problem(group)  # asked again, it needs nothing more
-    needed = 2 * footprint.rank_bytes(groups)
+    needed = 2 * backend.rank_bytes(groups)
     words = rf"groups 'g0', 'g1', 'g2' together need .* \({needed} bytes\) for 2 ranks, .* \({free_bytes} bytes\)"
     with pytest.raises(BackendError, match=words):
         opened.problem(groups[2])
@@ -435,11 +434,11 @@ def test_groups_that_fit_one_by_one_but_not_together_are_refused_before_any_is_r
 
 def test_what_the_ranks_hold_already_is_not_asked_for_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     group, other = small_group(), group_of(Collective(CollectiveKind.ALL_REDUCE, 8 * KIB, 2), name="h")
-    left = 2 * (footprint.rank_bytes([group, other]) - footprint.kept_bytes([group]))
-    monkeypatch.setattr(footprint, "_available_bytes", lambda: left)
-    footprint.check_memory([group, other], 2, held=[group])
+    left = 2 * (backend.rank_bytes([group, other]) - backend.kept_bytes([group]))
+    monkeypatch.setattr(backend, "_available_bytes", lambda: left)
+    backend.check_memory([group, other], 2, held=[group])
     with pytest.raises(BackendError, match="group 'h' needs"):
-        footprint.check_memory([group, other], 2)
+        backend.check_memory([group, other], 2)
 
 
 @pytest.mark.slow

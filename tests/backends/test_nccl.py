@@ -16,7 +16,7 @@ from lagom_overlap.errors import BackendError
 from ports import free_port
 
 torch = pytest.importorskip("torch")
-from lagom_overlap.backends.nccl import ranks  # noqa: E402  it needs torch
+from lagom_overlap.backends.nccl import backend as nccl_backend  # noqa: E402  it needs torch
 
 SCRIPT = Path(__file__).with_name("nccl_on_host.py")
 MASTER = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
@@ -112,9 +112,9 @@ def test_a_ranks_own_files_are_private_and_on_its_machine(tmp_path, monkeypatch)
     monkeypatch.setattr(tempfile, "tempdir", str(local))
     monkeypatch.chdir(tmp_path)
     made = []
-    monkeypatch.setattr(ranks, "NcclSession", lambda device, files, **more: made.append(files))
-    monkeypatch.setattr(ranks, "installed_library", lambda: tmp_path / "lib.so")
-    ranks._session(None, RankPlace(rank=1, num_ranks=2, local_rank=1), 1.0)
+    monkeypatch.setattr(nccl_backend, "NcclSession", lambda device, files, **more: made.append(files))
+    monkeypatch.setattr(nccl_backend, "installed_library", lambda: tmp_path / "lib.so")
+    nccl_backend._session(None, RankPlace(rank=1, num_ranks=2, local_rank=1), 1.0)
     (files,) = made
     assert files.record.parent.parent == local
     assert files.record.parent.stat().st_mode & 0o777 == 0o700

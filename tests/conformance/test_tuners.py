@@ -31,14 +31,13 @@ from lagom_overlap.tuners.base import Problems, Trial, Tuner
 from lagom_overlap.tuners.both_sides import BothSides
 from lagom_overlap.tuners.descent import Descent
 from lagom_overlap.tuners.exhaustive import Exhaustive
-from lagom_overlap.tuners.fixed import Default, FixedMax, FixedMin
+from lagom_overlap.tuners.fixed import Default, FixedMax, FixedMin, StaticCap
 from lagom_overlap.tuners.guard import Guarded
 from lagom_overlap.tuners.lagom import Lagom
 from lagom_overlap.tuners.model_based import ModelBased
 from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Measurement, Outcome
 from lagom_overlap.tuners.random_search import RandomSearch
 from lagom_overlap.tuners.registry import OURS
-from lagom_overlap.tuners.static_cap import StaticCap
 from lagom_overlap.tuners.threads_only import ThreadsOnly
 from lagom_overlap.workload import CommOp, CompOp, Gemm, OverlapGroup
 

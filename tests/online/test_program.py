@@ -13,12 +13,13 @@ from lagom_overlap.online.program import (
     fingerprint,
     groups_of,
     median_times,
+    owed_s,
     program_of,
     times_of,
+    waits_of,
 )
 from lagom_overlap.online.ranks.messages import Report, decode, encode, merged
 from lagom_overlap.online.routes.base import CallRecord, StepRecord
-from lagom_overlap.online.waits import owed_s, waits_of
 from lagom_overlap.tuners.problem import Measurement
 
 SPACE = ConfigSpace((Subspace(num_channels=(1, 2)),))

@@ -8,9 +8,8 @@ from toy_overlap import TableOverlap, channels, channels_only, drive, failing, m
 from lagom_overlap.collective import Algorithm, CommConfig, ConfigSpace, Subspace
 from lagom_overlap.errors import SpaceError
 from lagom_overlap.tuners.exhaustive import Exhaustive
-from lagom_overlap.tuners.fixed import Default, FixedMax, FixedMin
+from lagom_overlap.tuners.fixed import Default, FixedMax, FixedMin, StaticCap
 from lagom_overlap.tuners.problem import Assignment, Failure, Measurement
-from lagom_overlap.tuners.static_cap import StaticCap
 from lagom_overlap.tuners.threads_only import NO_KNOB, ThreadsOnly
 
 TREE = Subspace(algorithm=Algorithm.TREE, num_channels=(1, 2), num_threads=(64, 128), chunk_bytes=(10, 20))

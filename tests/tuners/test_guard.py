@@ -12,11 +12,10 @@ from toy_overlap import Run, TableOverlap, channels, channels_only, drive, faili
 from lagom_overlap.collective import CommConfig, ConfigSpace, Subspace
 from lagom_overlap.tuners.autoccl import AutoCcl
 from lagom_overlap.tuners.base import Problems, Trial, Tuner
-from lagom_overlap.tuners.fixed import Default, FixedMax, FixedMin
+from lagom_overlap.tuners.fixed import Default, FixedMax, FixedMin, StaticCap
 from lagom_overlap.tuners.guard import Guarded
 from lagom_overlap.tuners.lagom import Lagom
 from lagom_overlap.tuners.problem import Assignment, Failure, Measurement, Outcome
-from lagom_overlap.tuners.static_cap import StaticCap
 from lagom_overlap.tuners.threads_only import ThreadsOnly
 
 ONE = channels_only(1, 2, 4)

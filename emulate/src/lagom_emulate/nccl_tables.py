@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from lagom_overlap.collective import Algorithm, Protocol
-from lagom_overlap.collective.slices import STEP_BYTES
+from lagom_overlap.collective.config import STEP_BYTES
 from lagom_overlap.cost.nccl.bandwidth import bytes_per_s
 from lagom_overlap.cost.nccl.choice import OLD_PLATEAU, PLATEAU, max_threads, thread_threshold_bytes
 from lagom_overlap.cost.nccl.chunk import NVLS_CHUNK_BYTES

@@ -6,7 +6,7 @@ model knows. Not an entry point: it needs constants and computations measured be
 
 from collections.abc import Mapping
 
-from lagom_overlap.backends.gloo.space import space_within
+from lagom_overlap.backends.gloo.terms import space_within
 from lagom_overlap.collective import CommConfig, SpaceLimits
 from lagom_overlap.cost.overlap_fit import FittedOverlap, OverlapConstants, predict
 from lagom_overlap.engines.gloo_space import whole_message

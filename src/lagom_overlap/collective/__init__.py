@@ -1,21 +1,29 @@
 """One collective call, its knobs, those of the concurrent computation, and the names that a saved setting goes by."""
 
 from lagom_overlap.collective.call import Collective, CollectiveKind, KindTraits, distinct
-from lagom_overlap.collective.config import Algorithm, CommConfig, Protocol, Transport
+from lagom_overlap.collective.config import (
+    Algorithm,
+    CommConfig,
+    Protocol,
+    Transport,
+    chunk_bytes_of_slice,
+    slices_per_chunk,
+)
 from lagom_overlap.collective.cycle import CallCycle
 from lagom_overlap.collective.launch import (
     NO_LAUNCHES,
     UNTOUCHED_LAUNCH,
     LaunchConfig,
+    LaunchedAssignment,
     LaunchOrder,
     LaunchScope,
     LaunchSpace,
     StreamPriority,
+    launch_of,
+    launched,
     one_launch,
 )
-from lagom_overlap.collective.launched import LaunchedAssignment, launch_of, launched
 from lagom_overlap.collective.size_class import class_bytes, class_range
-from lagom_overlap.collective.slices import chunk_bytes_of_slice, slices_per_chunk
 from lagom_overlap.collective.space import (
     CommunicatorId,
     ConfigKey,

@@ -12,10 +12,10 @@ from lagom_overlap.errors import JobError
 class KindTraits:
     """What a kind does with the whole tensor of S bytes, whoever runs it on n ranks.
 
-    `takes_part`: each rank brings one n-th of it, and all of it otherwise; `leaves_part`: so it is at the end.
-    `adds`: elements are added, whose order changes the result. `is_rooted`: it goes from one rank to all, or from all
+    `takes_part`: each rank brings one n-th of it (else all of it); `leaves_part`: each rank ends with one n-th.
+    `adds`: elements are summed, so the order changes the result. `is_rooted`: it goes from one rank to all, or from all
     to one, along a chain. `is_point_to_point`: NCCL runs it as sends and receives, which have no algorithm. `passes`:
-    how often a ring carries (n-1)/n S past each rank; 0: S goes past it once.
+    how often a ring carries (n-1)/n S past each rank; 0: S passes each rank once.
     """
 
     takes_part: bool = False
@@ -66,10 +66,11 @@ class Collective:
     `num_bytes` is the size of the *whole* tensor as NCCL's tuner sees it: the gathered tensor of an all-gather, the
     tensor before scattering of a reduce-scatter, the buffer of an all-reduce, one rank's send buffer of an all-to-all.
     `num_nodes` is how many nodes the group spans, evenly; None where its ranks are consecutive and fill nodes in order
-    (a data-parallel group of one GPU per node has as many nodes as ranks). `copies` belongs to an all-to-all that
-    merges rows (DeepEP, HybridEP) and is not NCCL's: a row is meant for so many experts, spread evenly over the ranks,
-    and goes once to each rank that has one of them, as `num_bytes` counts it. 0: an ordinary collective. `rank_bytes`
-    is that count where `num_bytes` is what crosses the wire between nodes (`merged_over`); 0: not placed.
+    (a data-parallel group of one GPU per node has as many nodes as ranks). `copies` is set for an all-to-all that
+    merges rows (DeepEP, HybridEP) and is not NCCL's: each row is meant for `copies` experts, spread evenly over the
+    ranks, and is sent once to each rank that has one of them; `num_bytes` counts it that way. 0: an ordinary
+    collective. `rank_bytes` keeps that count where `num_bytes` is what crosses the wire between nodes (`merged_over`);
+    0: not placed.
     """
 
     kind: CollectiveKind
@@ -88,10 +89,10 @@ class Collective:
             raise JobError(f"{self.kind}: nodes is {self.num_nodes}, must divide the {self.num_ranks} ranks")
 
     def merged_over(self, num_nodes: int) -> "Collective":
-        """The same as it crosses the wire where its ranks lie on `num_nodes` nodes: a row goes once to each node.
+        """The call as it crosses the wire with its ranks on `num_nodes` nodes: a row goes once to each node.
 
-        What the nodes then hand on inside themselves is not counted: NVLink is faster by more than it has to carry.
-        Wherever the call was placed before does not count.
+        The traffic inside the nodes afterwards is not counted: NVLink is faster by more than it has to carry. An
+        earlier placement of the call is ignored.
         """
         if not self.copies:
             return self
@@ -101,7 +102,7 @@ class Collective:
 
     @property
     def unplaced(self) -> "Collective":
-        """The same call before anything was said of its nodes."""
+        """The same call without a placement on nodes."""
         return replace(self, num_bytes=self.rank_bytes or self.num_bytes, num_nodes=None, rank_bytes=0)
 
     @property
@@ -117,5 +118,5 @@ class Collective:
 
 
 def distinct(num_places: int, num_draws: int) -> float:
-    """How many of `num_places` are hit in the mean by `num_draws` even draws: 8 experts lie on 5.25 of 8 ranks."""
+    """The mean number of `num_places` that `num_draws` uniform draws hit: 8 experts lie on 5.25 of 8 ranks."""
     return float(num_places * (1.0 - (1.0 - 1.0 / num_places) ** num_draws))

@@ -1,14 +1,14 @@
-"""Which call of a step a call is, told by the sequence of calls on its communicator and by nothing else.
+"""The place of a call in the step, found from the sequence of calls on its communicator and from nothing else.
 
-Ranks mark their training steps each by itself, and may come to mark them differently: a rank skips an update, or runs
-an optimizer that no other rank has. All ranks of a communicator issue the same calls on it in the same order, however,
-or their collectives would not fit each other without us either. So a call's place in the step is found by following
-that sequence through the step's own (its *cycle*): equal sequences give equal places on every rank.
+Each rank marks its own training steps, and the marks may differ: a rank skips an update, or runs an optimizer that no
+other rank has. But all ranks of a communicator issue the same calls on it in the same order, or their collectives would
+not match even without us. So a call's place is found by following that sequence through the calls of one step (the
+*cycle*): equal sequences give equal places on every rank.
 
-The rule, of which the plug-in in C has a twin (`csrc/lagom_tuner_look_up.c`): a call (its kind and size) takes the
-next place of such a call in the cycle, from the present place on and around the end if need be; a call that the cycle
-does not have takes none, and the present place stays. So after the calls of an evaluation, or of a step cut short, the
-places are right again as soon as a call comes that the step has only once.
+The rule (the plug-in has the same one in C, `csrc/lagom_tuner_look_up.c`): a call of some kind and size takes the next
+place of such a call in the cycle, starting at the present place and wrapping around; a call that is not in the cycle
+takes none and leaves the present place. After an evaluation, or a step cut short, the places are therefore right again
+at the first call that occurs only once in the step.
 """
 
 from bisect import bisect_left
@@ -28,7 +28,7 @@ class CallCycle:
 
     def __init__(self, keys: Sequence[ConfigKey], size_octaves: int = 0) -> None:
         self.place = 0
-        """The present place: the next call is looked for from here on."""
+        """The present place: the search for the next call starts here."""
         self._keys = tuple(keys)
         self._octaves = size_octaves
         self._places: dict[tuple[CollectiveKind, int], list[int]] = defaultdict(list)

@@ -8,8 +8,8 @@ Three knobs, for a whole overlap group at a time:
     priority      of the collectives' stream: whether a freed SM goes to a waiting collective or to the older kernel
 
 They are no knobs of a collective: torch's carve-out is one flag of the process, read when a kernel is launched. So they
-stand next to a group's `CommConfig`s (`launched.LaunchedAssignment`), not inside them, and a search that does not know
-them leaves the computation untouched.
+stand next to a group's `CommConfig`s (`LaunchedAssignment`), not inside them, and a search that does not support them
+leaves the computation untouched.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise, product
 
+from lagom_overlap.collective.config import CommConfig
 from lagom_overlap.errors import SpaceError
 
 
@@ -35,7 +36,7 @@ class StreamPriority(StrEnum):
 
 
 class LaunchScope(StrEnum):
-    """For how long one setting of the computation's side holds."""
+    """Whether a setting of the computation's side holds for one group or for the whole step."""
 
     GROUP = "group"
     STEP = "step"
@@ -70,14 +71,14 @@ UNTOUCHED_LAUNCH = LaunchConfig()
 
 
 def one_launch(launches: Iterable[LaunchConfig]) -> LaunchConfig:
-    """One launch for all in place of several: the largest carve-out; an order or priority that all share.
+    """Several launches as one: the largest carve-out, and an order or priority only if all share it.
 
-    Deterministic: the same launches give the same one on every rank.
+    Deterministic: the same launches give the same result on every rank.
     """
-    found = list(launches)
-    orders, priorities = {launch.order for launch in found}, {launch.priority for launch in found}
+    several = list(launches)
+    orders, priorities = {launch.order for launch in several}, {launch.priority for launch in several}
     return LaunchConfig(
-        sm_carveout=max((launch.sm_carveout for launch in found if launch.sm_carveout is not None), default=None),
+        sm_carveout=max((launch.sm_carveout for launch in several if launch.sm_carveout is not None), default=None),
         order=orders.pop() if len(orders) == 1 else None,
         priority=priorities.pop() if len(priorities) == 1 else None,
     )
@@ -128,3 +129,61 @@ class LaunchSpace:
 
 NO_LAUNCHES = LaunchSpace()
 """Nothing to try: the computation is left alone."""
+
+
+class LaunchedAssignment(tuple[CommConfig, ...]):
+    """An assignment (a tuple of `CommConfig`, one per collective) that also sets the computation's side.
+
+    A plain tuple leaves the computation untouched; the published tuners return those. Code that deals with collectives
+    only reads either alike; code that runs a group asks `launch_of`. Two are equal only if both sides are, so that
+    measurements under different launches are never mixed up.
+
+    A tuple derived from it (a slice, `(*head, config)`) loses the launch: `launched(derived, launch_of(assignment))`
+    keeps it. Only `launched` makes these.
+    """
+
+    _launch: LaunchConfig
+
+    def __new__(cls, configs: Iterable[CommConfig], launch: LaunchConfig) -> "LaunchedAssignment":
+        """Both sides.
+
+        Raises:
+            ValueError: if the launch is untouched: that is a plain tuple, or equal values would differ.
+        """
+        if launch.is_untouched:
+            raise ValueError("an untouched launch is a plain tuple of configurations")
+        assignment = super().__new__(cls, configs)
+        assignment._launch = launch
+        return assignment
+
+    @property
+    def launch(self) -> LaunchConfig:
+        """The computation's side."""
+        return self._launch
+
+    def __getnewargs__(self) -> tuple[tuple[CommConfig, ...], LaunchConfig]:
+        return tuple(self), self._launch
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, LaunchedAssignment):
+            return False if isinstance(other, tuple) else NotImplemented
+        return self._launch == other._launch and tuple.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((tuple.__hash__(self), self._launch))
+
+    def __repr__(self) -> str:
+        return f"LaunchedAssignment({tuple(self)!r}, {self._launch!r})"
+
+
+def launched(configs: Iterable[CommConfig], launch: LaunchConfig) -> tuple[CommConfig, ...]:
+    """The configurations with that launch in place of any they had; a plain tuple where it is untouched."""
+    return tuple(configs) if launch.is_untouched else LaunchedAssignment(configs, launch)
+
+
+def launch_of(assignment: tuple[CommConfig, ...]) -> LaunchConfig:
+    """How an assignment launches the computation."""
+    return assignment.launch if isinstance(assignment, LaunchedAssignment) else UNTOUCHED_LAUNCH

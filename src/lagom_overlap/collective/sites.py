@@ -1,8 +1,8 @@
-"""Call sites by what is the same on every rank: the vocabulary in which ranks speak of settings.
+"""Call sites, named by what is the same on every rank; ranks exchange and save settings in these names.
 
 A `ConfigKey` names one rank's communicator by its global ranks. Ranks of a job make the same calls on different
-communicators of one role (each tensor-parallel pair its own), and all of a role are set alike, so what is exchanged and
-saved names the role: description, number of ranks, creation order.
+communicators of one role (each tensor-parallel pair has its own), and all communicators of a role get the same
+settings. So exchanged and saved settings name the role: description, number of ranks, creation order.
 """
 
 from collections import Counter, defaultdict
@@ -39,7 +39,7 @@ class CallType:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Site:
-    """One call of a step: the `occurrence`-th of its type on this rank's communicator, from 0."""
+    """One call of a step: the `occurrence`-th of its type on this rank's communicator, counted from 0."""
 
     call: CallType
     occurrence: int
@@ -83,7 +83,7 @@ def site_of(key: ConfigKey) -> Site:
 
 
 def key_of(site: Site) -> ConfigKey:
-    """A key of the site, its communicator standing for its role: the ranks are numbered from 0."""
+    """A key of the site whose communicator represents the role: its ranks are numbered from 0."""
     call = site.call
     name = standing_for(call.description, call.num_ranks, call.creation_order)
     return ConfigKey(communicator=name, kind=call.kind, num_bytes=call.num_bytes, occurrence=site.occurrence)
@@ -91,9 +91,10 @@ def key_of(site: Site) -> ConfigKey:
 
 @lru_cache(maxsize=64)
 def standing_for(description: str, num_ranks: int, creation_order: int) -> CommunicatorId:
-    """The communicator of a role, its ranks numbered from 0.
+    """The communicator that represents a role; its ranks are numbered from 0.
 
-    One for all sites of it: of 16,384 ranks, each takes 0.6 MB.
+    Cached, so that all sites of a role share it: with 16,384 ranks each object takes 0.6 MB. 64 entries are more than
+    the roles of any job we have seen; the number only bounds memory.
     """
     return CommunicatorId(description=description, ranks=tuple(range(num_ranks)), creation_order=creation_order)
 
@@ -106,7 +107,7 @@ def table_of(
     cycles: Cycles = NO_CYCLES,
     lease_steps: int | None = None,
 ) -> ConfigTable:
-    """The settings as a table of this rank: each site is set alike on every communicator that it has of the role."""
+    """The settings as this rank's table: a site gets the same setting on each of its communicators of the role."""
     mine: dict[tuple[str, int, int], list[CommunicatorId]] = defaultdict(list)
     for name in communicators:
         mine[name.description, len(name.ranks), name.creation_order].append(name)
@@ -124,41 +125,41 @@ def table_of(
 
 
 def cycles_of(calls: Iterable[ConfigKey]) -> Cycles:
-    """The cycles of one rank's step, given its calls in the order of issue; small calls are part of none."""
-    found: dict[CommunicatorId, list[ConfigKey]] = defaultdict(list)
+    """The cycles of one rank's step, given its calls in the order of issue; calls below `LEAST_BYTES` are left out."""
+    calls_of: dict[CommunicatorId, list[ConfigKey]] = defaultdict(list)
     for key in calls:
         if key.num_bytes >= LEAST_BYTES:
-            found[key.communicator].append(key)
-    return {name: tuple(keys) for name, keys in found.items()}
+            calls_of[key.communicator].append(key)
+    return {name: tuple(keys) for name, keys in calls_of.items()}
 
 
 def role_cycles(cycles: Cycles) -> tuple[RoleCycle, ...]:
-    """The cycles as another rank, or a later run, can read them: of each role the first."""
-    found: dict[tuple[str, int, int], RoleCycle] = {}
+    """The cycles in a form that other ranks and later runs can read: the first cycle of each role."""
+    roles: dict[tuple[str, int, int], RoleCycle] = {}
     for name, keys in cycles.items():
         role = name.description, len(name.ranks), name.creation_order
         calls = tuple((key.kind, key.num_bytes) for key in keys)
-        found.setdefault(role, RoleCycle(description=role[0], num_ranks=role[1], creation_order=role[2], calls=calls))
-    return tuple(found.values())
+        roles.setdefault(role, RoleCycle(description=role[0], num_ranks=role[1], creation_order=role[2], calls=calls))
+    return tuple(roles.values())
 
 
 def cycles_for(roles: Sequence[RoleCycle], communicators: Iterable[CommunicatorId]) -> Cycles:
     """The cycles of this rank's communicators, by their roles."""
     by_role = {(role.description, role.num_ranks, role.creation_order): role.calls for role in roles}
-    found: dict[CommunicatorId, tuple[ConfigKey, ...]] = {}
+    mine: dict[CommunicatorId, tuple[ConfigKey, ...]] = {}
     for name in communicators:
         calls = by_role.get((name.description, len(name.ranks), name.creation_order))
         if calls is not None:
-            found[name] = keys_of(name, calls)
-    return found
+            mine[name] = keys_of(name, calls)
+    return mine
 
 
 def keys_of(communicator: CommunicatorId, calls: Iterable[tuple[CollectiveKind, int]]) -> tuple[ConfigKey, ...]:
     """The keys of a step's calls on one communicator, given kind and bytes of each in the order of issue."""
-    seen: Counter[tuple[CollectiveKind, int]] = Counter()
+    occurrences: Counter[tuple[CollectiveKind, int]] = Counter()
     keys = []
     for kind, num_bytes in calls:
-        occurrence = seen[kind, num_bytes]
+        occurrence = occurrences[kind, num_bytes]
         keys.append(ConfigKey(communicator=communicator, kind=kind, num_bytes=num_bytes, occurrence=occurrence))
-        seen[kind, num_bytes] += 1
+        occurrences[kind, num_bytes] += 1
     return tuple(keys)

@@ -1,23 +1,25 @@
-"""Classes of sizes: what calls have in common whose sizes change from step to step (batches of variable length, MoE).
+"""Size classes, for calls whose sizes change from step to step (batches of variable length, MoE).
 
 A class of w octaves holds the sizes from 2^(20 + w j) bytes to just below 2^(20 + w (j + 1)); smaller calls, which are
-left alone anyway, are all of one class. A class goes by its smallest size: what may be set for that, may be for all of
-its calls. Widths are those of `WIDTHS`, of which each divides the next, so classes nest: calls that are of one class at
-one width are so at every larger one. Width 0 leaves every size to itself. Sizes decide, never times, and a collective
-has one size on all of its ranks, so all of them put it into one class.
+never tuned, form one class. A class is named after its smallest size: a setting that is allowed for that size is
+allowed for the whole class. The widths are `WIDTHS`; each divides the next, so classes nest: calls that share a class
+at one width share one at every larger width. At width 0 every size is its own class. Only sizes decide, never times,
+and a collective has the same size on all of its ranks, so all ranks put it into the same class.
 """
 
 from typing import Final
 
 LEAST_BYTES: Final = 1 << 20
-"""Where classes begin: smaller calls take tens of microseconds, the launch and not the channels."""
+"""Where classes begin: smaller calls take tens of microseconds, which is launch latency that no channel count
+changes."""
 WIDTHS: Final = (0, 1, 2, 4, 64)
 """Octaves; the last is one class for all."""
 _MOST_BYTES: Final = 1 << 48
+"""The upper end of the last class, and the largest size of the plug-in's table (`MAX_BYTES`)."""
 
 
 def class_bytes(num_bytes: int, octaves: int) -> int:
-    """The size that the class of a size goes by."""
+    """The smallest size of the class, which names it."""
     if octaves == 0:
         return num_bytes
     if num_bytes < LEAST_BYTES:

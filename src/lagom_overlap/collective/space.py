@@ -3,9 +3,8 @@
 The division is AutoCCL's divide and conquer: implementation knobs choose a subspace, resource knobs (channels, threads,
 chunk) span a lattice inside it.
 
-Names that stay the same in the next run, and the table that tuning finds and deployment ships.
-
-NCCL's own communicator id is random per run, so it is never part of a saved key; the engine maps it at start-up.
+Also the keys that stay the same from run to run, and the table that tuning produces and deployment ships. NCCL's own
+communicator id is random per run, so it is never part of a key; the engine maps it at start-up.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from lagom_overlap.errors import SpaceError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommunicatorId:
-    """A communicator by what is the same in every run of a job.
+    """A communicator, named by what is the same in every run of a job.
 
     `description` is the framework's (`"fsdp"`, `"tp"`), `ranks` its global ranks in order, `creation_order` its place
     among the communicators that share description and ranks (0 for the first).
@@ -59,14 +58,14 @@ class ConfigKey:
 class ConfigTable:
     """Call site -> configuration; iterates over its rows in insertion order.
 
-    `launches` says how the computation during a call is launched, where that is not left untouched. Where
+    `launches` says how the computation during a call is launched; a call without an entry leaves it untouched. Where
     `size_octaves` is not 0, a key's size stands for its class (`size_class`), and its occurrence counts the calls of
     the class.
 
-    `cycles` are the calls of one step on a communicator in the order of their issue, those of `LEAST_BYTES` and more;
-    by them a running job finds which call of the step a call is (`CallCycle`). Of a communicator without a cycle no
-    occurrence is known, and rows of single occurrences do not apply there. With `lease_steps` the table counts for so
-    many cycles of each communicator, and then for none of its calls any more.
+    `cycles` are the calls of one step on a communicator in the order of issue, without those below `LEAST_BYTES`; a
+    running job uses them to find each call's place in the step (`CallCycle`). On a communicator without a cycle
+    occurrences cannot be told apart, so rows of single occurrences do not apply. With `lease_steps` the table expires
+    on each communicator after that many cycles.
     """
 
     rows: Mapping[ConfigKey, CommConfig]
@@ -100,7 +99,8 @@ RESOURCE_KNOBS = ("num_channels", "num_threads", "chunk_bytes")
 
 
 MAX_CONFIGS = 1 << 22
-"""Of one subspace: random search lists them all. The largest of any engine, 64 x 20 x 64, has a fiftieth."""
+"""Settings of one subspace at most: random search lists them all. The largest engine's, 64 x 20 x 64, has 1/50 of
+it."""
 
 
 def _check_axis(name: str, values: tuple[int | None, ...]) -> None:
@@ -209,8 +209,8 @@ class Subspace:
 class ConfigSpace:
     """All configurations that may be tried for one collective: the union of its subspaces.
 
-    `default` is what a call that is left untouched runs with, inside the subspaces or not; a knob is None where that is
-    not known. It is no setting: to have it, a call is left untouched.
+    `default` is what an untouched call runs with, inside the subspaces or not; a knob is None where that is not known.
+    It is never set explicitly: a call runs with it by being left untouched.
     """
 
     subspaces: tuple[Subspace, ...]
@@ -243,9 +243,9 @@ class ConfigSpace:
 
 
 def common_space(spaces: Sequence[ConfigSpace | None]) -> ConfigSpace | None:
-    """What every one of some spaces allows; None if nothing is, or one of them is None.
+    """The settings that all the spaces allow; None if there are none, or one of the spaces is None.
 
-    Of defaults that differ in a resource knob it has the smallest.
+    Where the defaults differ in a resource knob, its default is the smallest of theirs.
     """
     first, *others = dict.fromkeys(spaces)
     if first is None or None in others:
@@ -253,11 +253,11 @@ def common_space(spaces: Sequence[ConfigSpace | None]) -> ConfigSpace | None:
     kept, default = list(first.subspaces), first.default
     for other in others:
         assert other is not None, "looked at above"
-        found = {(each.algorithm, each.protocol, each.transport): each for each in other.subspaces}
+        by_way = {(each.algorithm, each.protocol, each.transport): each for each in other.subspaces}
         kept = [
             within
             for each in kept
-            if (twin := found.get((each.algorithm, each.protocol, each.transport))) is not None
+            if (twin := by_way.get((each.algorithm, each.protocol, each.transport))) is not None
             and (within := _common(each, twin)) is not None
         ]
         default = _smaller(default, other.default)
@@ -282,8 +282,8 @@ def _common(one: Subspace, other: Subspace) -> Subspace | None:
 class SpaceLimits:
     """The values that a job allows for each knob; None leaves the engine's own.
 
-    Sizes are chunks on the wire in bytes. An engine refuses (`SpaceError`) what it cannot set. `launches` holds the
-    values of the computation's side; None: it is left alone.
+    Sizes are chunks on the wire in bytes. An engine refuses (`SpaceError`) what it cannot set. `launches` are the
+    values of the computation's side; None leaves it alone.
     """
 
     algorithms: tuple[Algorithm, ...] | None = None

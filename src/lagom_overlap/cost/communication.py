@@ -44,7 +44,7 @@ from math import ceil, exp, inf, log2
 from typing import Final
 
 from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, Protocol, Transport
-from lagom_overlap.collective.slices import STEP_BYTES
+from lagom_overlap.collective.config import STEP_BYTES
 from lagom_overlap.cost.contention import l2_miss_share
 from lagom_overlap.cost.nccl.bandwidth import ceiling_bytes_per_s
 from lagom_overlap.cost.nccl.constants import load_constants

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Final
 
 from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, Protocol
-from lagom_overlap.collective.slices import STEP_BYTES
+from lagom_overlap.collective.config import STEP_BYTES
 from lagom_overlap.cost.nccl.choice import candidates
 from lagom_overlap.cost.nccl.chunk import LL128_CHUNK_BYTES, LL_CHUNK_BYTES, NVLS_CHUNK_BYTES
 from lagom_overlap.cost.nccl.machines import on_topology

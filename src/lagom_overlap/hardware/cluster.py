@@ -5,6 +5,7 @@ Presets: one TOML file per cluster (`clusters/NAME.toml`), each number with its 
 
 import tomllib
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -13,8 +14,34 @@ from typing import Any
 from lagom_overlap.errors import JobError, UnknownNameError
 from lagom_overlap.hardware.gpu import Gpu
 from lagom_overlap.hardware.gpu_file import load_gpu, read_preset_file, taken_out, with_own
-from lagom_overlap.hardware.link import Link
 from lagom_overlap.toml_tables import from_table
+
+
+class LinkKind(StrEnum):
+    """What the wire is; NCCL's latency tables distinguish exactly these."""
+
+    NVLINK = "nvlink"
+    PCIE = "pcie"
+    NETWORK = "network"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """The narrowest hop that a ring crosses: one direction's usable bandwidth and the latency of a hop.
+
+    `host_fifo` says that NCCL's FIFO lies in host memory (shared-memory transport): then it takes no HBM bandwidth.
+    """
+
+    kind: LinkKind
+    bytes_per_s: float
+    hop_s: float
+    host_fifo: bool = False
+
+    def __post_init__(self) -> None:
+        for field in ("bytes_per_s", "hop_s"):
+            value = getattr(self, field)
+            if not 0 < value < float("inf"):
+                raise JobError(f"link {self.kind}: {field} is {value}, must be positive and finite")
 
 
 def _folder() -> Traversable:
@@ -30,8 +57,8 @@ def preset_names() -> list[str]:
 class Cluster:
     """`num_nodes` nodes of `gpus_per_node` equal GPUs.
 
-    `max_gpus_per_node` is how many GPUs the links inside a node can join at most: a rack's NVLink domain where a node
-    is one of its trays. A cluster that does not say has full nodes.
+    `max_gpus_per_node` is how many GPUs the links inside a node can join at most (a rack's NVLink domain, where a node
+    is one of its trays); None: `gpus_per_node`.
     """
 
     name: str
@@ -57,10 +84,10 @@ class Cluster:
         return self.num_nodes * self.gpus_per_node
 
     def with_gpus_per_node(self, gpus_per_node: int) -> "Cluster":
-        """The same with nodes of another size, whose network cards are as many per GPU.
+        """The cluster with nodes of another size and the same network bandwidth per GPU.
 
         Raises:
-            JobError: if the links inside a node do not join so many GPUs.
+            JobError: if the links inside a node cannot join that many GPUs.
         """
         per_gpu = self.inter.bytes_per_s / self.gpus_per_node
         inter = replace(self.inter, bytes_per_s=per_gpu * gpus_per_node)
@@ -72,7 +99,7 @@ class Cluster:
         )
 
     def num_nodes_of(self, num_ranks: int, num_nodes: int | None = None) -> int:
-        """Nodes that `num_ranks` ranks cover: `num_nodes` evenly, else as many as consecutive ranks fill.
+        """The nodes that `num_ranks` ranks cover: `num_nodes` if given, else as many as consecutive ranks fill.
 
         Raises:
             JobError: if the cluster has fewer GPUs or nodes, or a node would hold more ranks than GPUs.
@@ -92,10 +119,10 @@ class Cluster:
         return num_nodes
 
     def link_between(self, num_ranks: int, num_nodes: int | None = None) -> Link:
-        """The narrowest wire on a ring of `num_ranks` consecutive ranks, or of as many on each of `num_nodes` nodes.
+        """The narrowest wire on a ring of `num_ranks` consecutive ranks, or of ranks spread evenly over `num_nodes`.
 
-        A group that spreads over nodes without filling them shares their ports with the groups of its neighbours,
-        which communicate at the same time: its part of the wire is its part of a node's GPUs.
+        A group that does not fill its nodes shares their network ports with the neighbouring groups, which communicate
+        at the same time: its share of the wire is its share of a node's GPUs.
         """
         nodes = self.num_nodes_of(num_ranks, num_nodes)
         if nodes == 1:
@@ -106,7 +133,7 @@ class Cluster:
         return replace(self.inter, bytes_per_s=self.inter.bytes_per_s * per_node / self.gpus_per_node)
 
     def part(self, num_ranks: int, num_nodes: int | None = None) -> "Cluster":
-        """What a group of ranks sees of the cluster, as a cluster of its own: its GPUs, its share of the wires.
+        """The part of the cluster that a group of ranks uses: its GPUs and its share of the wires.
 
         Raises:
             JobError: if the cluster has fewer GPUs or nodes, or a node would hold more ranks than GPUs.
@@ -129,7 +156,7 @@ def load_preset(
 
     Raises:
         UnknownNameError: if there is no such preset or GPU.
-        JobError: if the file cannot be read or describes no cluster, or its nodes cannot have so many GPUs.
+        JobError: if the file cannot be read or describes no cluster, or its nodes cannot have that many GPUs.
     """
     if name.endswith(".toml"):
         cluster = _cluster_of(read_preset_file(Path(name), "cluster file"), f"cluster file {name!r}")

@@ -10,9 +10,9 @@ from lagom_overlap.toml_tables import NOT_A_KEY
 
 @dataclass(frozen=True, slots=True)
 class GpuTables:
-    """Tables that a user's own file has about a GPU besides its hardware; whoever needs one decodes it (`gpu_file`).
+    """The tables of a user's own GPU file other than `[gpu]`; the package that needs one decodes it (`gpu_file`).
 
-    Compared by what is in them: a file that was edited is another one.
+    Compared by content: an edited file is a different one.
     """
 
     source: str
@@ -23,16 +23,16 @@ class GpuTables:
 class Gpu:
     """The resources that computation and communication share.
 
-    `hbm_bytes_per_s` is the bandwidth that a copy achieves, not the datasheet's peak
-    (A40: 600 of 696 GB/s); `gemm_flops` is the dense bf16 rate that a large matrix product achieves. On AMD GPUs a
-    compute unit counts as an SM and the last-level cache (Infinity Cache) as the L2; `num_xcds` are the dies among
-    which the hardware deals the workgroups of a kernel in turn. NVIDIA's GPUs are one.
+    `hbm_bytes_per_s` is the bandwidth that a copy achieves, not the datasheet's peak (A40: 600 of 696 GB/s);
+    `gemm_flops` is the dense bf16 rate that a large matrix product achieves. On AMD GPUs a compute unit counts as an SM
+    and the last-level cache (Infinity Cache) as the L2; `num_xcds` is the number of dies over which the hardware
+    distributes the workgroups of a kernel round-robin (NVIDIA: 1).
 
-    `fp8` and `mxfp8` say whether products multiply one-byte operands with a scale per tensor, or one per 32 elements,
-    `nvfp4` whether they do of half a byte.
+    `fp8`, `mxfp8` and `nvfp4` say whether the GPU multiplies one-byte operands with a scale per tensor, one-byte
+    operands with a scale per 32 elements, and half-byte operands.
 
     `gpc_sms` are the SMs of each GPC, inside which a thread-block cluster runs (empty: not known), and
-    `gpc_first_sms` those of them that single blocks take before all others (`cost.placement`).
+    `gpc_first_sms` how many of them single blocks take before all others (`cost.placement`).
     """
 
     name: str
@@ -48,7 +48,7 @@ class Gpu:
     gpc_sms: tuple[int, ...] = ()
     gpc_first_sms: tuple[int, ...] = ()
     own: GpuTables | None = field(default=None, repr=False, metadata=NOT_A_KEY)
-    """None: what is known of the GPU besides is in the package's files, found by its name."""
+    """None: the other tables are those of the package's files, found by the GPU's name."""
 
     def __post_init__(self) -> None:
         for name in ("num_sms", "gemm_flops", "hbm_bytes_per_s", "l2_bytes", "memory_bytes"):

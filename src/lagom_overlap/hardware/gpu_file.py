@@ -1,14 +1,14 @@
-"""A GPU's file, `gpus/NAME.toml` or a user's own: all that is known of it, in a table for each who reads it.
+"""A GPU's file, `gpus/NAME.toml` or a user's own: one table for each package that reads it.
 
-    names          beginnings of the names of GPUs that the file is about, in any case of letters
+    names          prefixes of the names of the GPUs that the file describes, case-insensitive
     [gpu]          the hardware: `Gpu`
     [operators]    how long operators take alone: `cost.operators`
     [contention]   what collectives take from computations: `cost.profile`
     [nccl]         what NCCL's graphs need, and measured links: `cost.nccl.machines`
     [cuda]         what an emulated device shows of itself: `lagom_emulate.launch`
 
-A table that is in no file of the user's own is that of the package's file with the longest beginning that has it: an
-H100-SXM5-95GB has the [nccl] of h100.toml. Last comes `any.toml`, whose beginning is empty.
+A table that the user's own file lacks comes from the package's file with the longest matching prefix that has it: an
+H100-SXM5-95GB gets the [nccl] of h100.toml. Last comes `any.toml`, whose prefix is empty.
 """
 
 import tomllib
@@ -25,6 +25,7 @@ from lagom_overlap.record import read_regular
 from lagom_overlap.toml_tables import from_table, parse_toml
 
 MAX_PRESET_BYTES: Final = 1 << 20
+"""Chosen, not measured: presets have a few KB; a larger file is a mistake and is refused before it is parsed."""
 READ_ELSEWHERE: Final = ("operators", "contention", "nccl", "cuda")
 """Tables that packages above this one decode."""
 
@@ -92,12 +93,12 @@ def names_with(table: str) -> list[str]:
 
 
 def taken_out(tables: dict[str, Any]) -> dict[str, Any]:
-    """Of a file's tables those that packages above decode, which are no longer among the others."""
+    """Removes the tables that packages above this one decode from a file's tables, and returns them."""
     return {name: tables.pop(name) for name in READ_ELSEWHERE if name in tables}
 
 
 def with_own(gpu: Gpu, tables: Mapping[str, Any], source: str) -> Gpu:
-    """The GPU with those tables in place of its own ones."""
+    """The GPU with these tables replacing its own tables of the same names."""
     if not tables:
         return gpu
     before = {} if gpu.own is None else gpu.own.tables
@@ -105,17 +106,17 @@ def with_own(gpu: Gpu, tables: Mapping[str, Any], source: str) -> Gpu:
 
 
 def table_of(gpu: Gpu, name: str) -> tuple[Any, str] | None:
-    """A table about the GPU and the file that has it, in words; None if no file does."""
+    """A table about the GPU, and the name of the file that it is from for messages; None if no file has it."""
     if gpu.own is not None and name in gpu.own.tables:
         return gpu.own.tables[name], gpu.own.source
-    called = gpu.name.casefold()
-    known = [
+    gpu_name = gpu.name.casefold()
+    matches = [
         (len(beginning), file)
         for file, tables in _package_files().items()
         for beginning in tables["names"]
-        if name in tables and called.startswith(beginning.casefold())
+        if name in tables and gpu_name.startswith(beginning.casefold())
     ]
-    if not known:
+    if not matches:
         return None
-    file = max(known)[1]
+    file = max(matches)[1]
     return _package_files()[file][name], f"gpus/{file}.toml"

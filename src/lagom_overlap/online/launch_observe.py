@@ -1,19 +1,120 @@
-"""A job that `lagom run --observe` started: nothing is changed; a few steps are sampled."""
+"""A job that `lagom run --observe` started: nothing is changed; a few steps are sampled under PyTorch's profiler."""
 
+import logging
+from collections import Counter, defaultdict
 from pathlib import Path
+from statistics import median
+from typing import Final
 
+import torch
 from torch import nn
+from torch.profiler import ProfilerActivity
 
+from lagom_overlap.collective import CollectiveKind
+from lagom_overlap.errors import TraceError
 from lagom_overlap.nccl_plugin.library import TunerPlugin
-from lagom_overlap.nccl_plugin.record_log import read_record
+from lagom_overlap.nccl_plugin.record_log import Flag, RecordedDecision, RecordLog, read_record
 from lagom_overlap.nccl_plugin.support import NcclVersion
-from lagom_overlap.online.device import note_model
+from lagom_overlap.online.device import job_device, note_model
 from lagom_overlap.online.events import JsonLines, PrometheusFile
 from lagom_overlap.online.guest import say
-from lagom_overlap.online.job_profiler import OWN_PROFILER
-from lagom_overlap.online.observe import Sampler, Shares, report_lines
-from lagom_overlap.online.observe_profiler import ProfiledStep
-from lagom_overlap.online.observe_record import record_lines
+from lagom_overlap.online.job_profiler import OWN_PROFILER, exported
+from lagom_overlap.online.observe import Sampler, SeenCall, Shares, report_lines
+from lagom_overlap.trace.gpu_trace import NS_PER_S, KnobReach
+from lagom_overlap.trace.operators import read_operators
+from lagom_overlap.trace.reader import ReadOptions, read_file
+from lagom_overlap.units import format_bytes, format_seconds
+
+MOST_SITES: Final = 8
+"""How many sites are listed; the rest are only counted. Chosen to keep the report on one screen."""
+
+_Site = tuple[int, int, CollectiveKind, int]
+
+
+def record_lines(log: RecordLog, most: int = MOST_SITES) -> list[str]:
+    """The call sites in the plug-in's record and what NCCL offers and prefers there, the slowest first.
+
+    The times are NCCL's predictions from its cost tables, not measurements; they only rank the sites. Empty if NCCL
+    never asked the tuner.
+    """
+    ranks = {communicator.comm_id: communicator for communicator in log.communicators}
+    sites: dict[_Site, list[RecordedDecision]] = defaultdict(list)
+    for decision in log.decisions:
+        if Flag.NOT_COUNTED not in decision.flags and decision.comm_id in ranks:
+            known = ranks[decision.comm_id]
+            sites[known.num_ranks, known.creation_order, decision.kind, decision.num_bytes].append(decision)
+    if not sites:
+        return []
+    total_s = {site: sum(_predicted_s(decision) for decision in decisions) for site, decisions in sites.items()}
+    ordered = sorted(sites, key=lambda site: (-total_s[site], site))
+    lost = f", {log.num_lost} older entries were overwritten" if log.num_lost else ""
+    lines = [f"NCCL asked the tuner about {len(sites)} call sites on {len(ranks)} communicators{lost}; largest first:"]
+    lines += [f"  {_words(site, sites[site])}" for site in ordered[:most]]
+    if len(ordered) > most:
+        lines.append(f"  and {len(ordered) - most} more")
+    return lines
+
+
+def _predicted_s(decision: RecordedDecision) -> float:
+    return min(decision.offered_s.values(), default=0.0)
+
+
+def _words(site: _Site, decisions: list[RecordedDecision]) -> str:
+    num_ranks, order, kind, num_bytes = site
+    where = f"{kind} {format_bytes(num_bytes)} on {num_ranks} ranks" + (f" #{order}" if order else "")
+    preferred = Counter(min(d.offered_s, key=lambda way: d.offered_s[way]) for d in decisions if d.offered_s)
+    if not preferred:
+        return f"{where}, {len(decisions)} calls (NCCL 2.21 tells no costs)"
+    (algorithm, protocol), _ = preferred.most_common(1)[0]
+    others = len({way for decision in decisions for way in decision.offered_s}) - 1
+    predicted = format_seconds(median(_predicted_s(decision) for decision in decisions))
+    return (
+        f"{where}, {len(decisions)} calls: {algorithm}/{protocol}, predicted {predicted}; {others} other ways on offer"
+    )
+
+
+_log = logging.getLogger(__name__)
+
+
+class ProfiledStep:
+    """One step under the profiler at a time."""
+
+    @staticmethod
+    def begin() -> None:
+        """Starts the profiler."""
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(ProfilerActivity.CUDA)
+        OWN_PROFILER.start(activities=activities)
+
+    @staticmethod
+    def end() -> list[SeenCall] | None:
+        """The step's collectives; None if the profiler was taken away meanwhile, or its file cannot be read."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize(job_device())
+        seen = OWN_PROFILER.stop()
+        if seen is None:
+            return None
+        try:
+            with exported(seen) as path:
+                return kernels_of(path) if torch.cuda.is_available() else gloo_runs_of(path)
+        except (RuntimeError, OSError, TraceError) as error:
+            _log.debug("the sample is void: %s", error)
+            return None
+
+
+def kernels_of(path: Path) -> list[SeenCall]:
+    """The collectives among the kernels of a step's trace."""
+    return [
+        SeenCall(call.kind, call.duration_ns / NS_PER_S, is_reachable=call.reach is not KnobReach.NONE)
+        for trace in read_file(path, ReadOptions())
+        for call in trace.calls
+    ]
+
+
+def gloo_runs_of(path: Path) -> list[SeenCall]:
+    """The collectives that gloo's threads ran in a step."""
+    return [SeenCall(call.kind, call.seconds) for call in read_operators(path, ()).collectives]
 
 
 class Observing:

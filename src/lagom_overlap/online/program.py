@@ -6,7 +6,7 @@ window whose computations follow it, because that is what it overlaps: to the on
 one hardly computes after it (`LATE_SHARE`), to the next. Equal windows are one group, tuned as one; equal are those
 whose calls are also waited for alike (`EXPOSED_SHARE`), for what is hidden can spare what an exposed call needs. That
 is told of calls on a device; on CPU ranks a busy core makes any call wait. What a window waits for because earlier
-windows' collectives still run is counted as theirs (`waits`).
+windows' collectives still run is counted as theirs (`owed_s`).
 
 Whether a call is late or exposed is told by times, which differ between ranks and steps, so ranks of equal shape must
 agree on one `StepProgram`: the exchange keeps the first that was published under its fingerprint.
@@ -25,9 +25,57 @@ import msgspec
 from lagom_overlap.collective import ConfigSpace
 from lagom_overlap.collective.sites import CallType, Site, site_of
 from lagom_overlap.online.routes.base import CallRecord, StepRecord
-from lagom_overlap.online.waits import owed_s, waits_of
 from lagom_overlap.tuners.problem import Measurement
 from lagom_overlap.units import format_bytes
+
+Interval = tuple[float, float]
+"""Begin and end of a wait, seconds since the step's begin."""
+
+
+def waits_of(joins: Sequence[CallRecord], since_s: float) -> list[Interval]:
+    """When the computation stood still for some calls, from a moment on; waiting for several at once counts once."""
+    found: list[Interval] = []
+    until_s = since_s
+    for call in sorted(joins, key=lambda call: call.joined_s or 0.0):
+        begin_s, end_s = max(call.joined_s or 0.0, until_s), call.resumed_s or 0.0
+        if end_s > begin_s:
+            found.append((begin_s, end_s))
+            until_s = end_s
+    return found
+
+
+def owed_s(
+    waits: Sequence[Sequence[Interval]], calls: Sequence[CallRecord], windows: Sequence[int]
+) -> list[dict[int, float]]:
+    """For each window, in order of the step, how much of its waiting each window caused, in seconds.
+
+    A window can end while its collectives still run, because nothing in it waits for them. Later collectives queue
+    behind them, and the time shows up where one of those is waited for. A search that slows the earlier collectives
+    must be charged for it, or one group gains what another pays.
+
+    `windows[i]` is the window that call i belongs to. A moment in which none of the waiting window's own calls runs,
+    but some of earlier windows', belongs to the earliest of these; every other one to the window itself.
+    """
+    order = sorted(range(len(calls)), key=lambda i: calls[i].begun_s)
+    running: list[int] = []
+    place = 0
+    found: list[dict[int, float]] = []
+    for window, intervals in enumerate(waits):
+        owed: dict[int, float] = {}
+        for begin_s, end_s in intervals:
+            while place < len(order) and calls[order[place]].begun_s < end_s:
+                running.append(order[place])
+                place += 1
+            running = [i for i in running if calls[i].ended_s > begin_s]
+            edges = {time for i in running for time in (calls[i].begun_s, calls[i].ended_s) if begin_s < time < end_s}
+            moments = [begin_s, *sorted(edges), end_s]
+            for since_s, until_s in pairwise(moments):
+                owners = [windows[i] for i in running if calls[i].begun_s <= since_s and calls[i].ended_s >= until_s]
+                owner = window if window in owners else min([*owners, window])
+                owed[owner] = owed.get(owner, 0.0) + until_s - since_s
+        found.append(owed)
+    return found
+
 
 LATE_SHARE: Final = 0.1
 """A call is late if less than this share of its window's computation follows it."""

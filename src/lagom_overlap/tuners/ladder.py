@@ -21,7 +21,7 @@ from itertools import count
 from typing import Final
 
 from lagom_overlap.collective import Protocol, Subspace, chunk_bytes_of_slice
-from lagom_overlap.collective.slices import MAX_SLICE_BYTES
+from lagom_overlap.collective.config import MAX_SLICE_BYTES
 from lagom_overlap.errors import UnknownNameError
 from lagom_overlap.units import KIB
 

@@ -6,18 +6,27 @@ because collectives that some ranks never make hang.
 What rank 0 tells the other ranks: one JSON object, strictly typed, never pickled.
 """
 
+import atexit
 import contextlib
+import os
+import shutil
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
+from typing import Final
 
 import msgspec
 
 from lagom_overlap.backends.base import BackendRequest
-from lagom_overlap.backends.nccl.session import NcclSession
+from lagom_overlap.backends.nccl.device import CudaDevice
+from lagom_overlap.backends.nccl.launched import RankPlace
+from lagom_overlap.backends.nccl.session import NcclSession, PluginFiles
 from lagom_overlap.collective import CommConfig, ConfigSpace, Subspace
 from lagom_overlap.engines.messages import GroupMessage, Measured, Wrong
 from lagom_overlap.errors import BackendError, LagomError, SpaceError, WrongResultError
 from lagom_overlap.nccl_plugin.capability import BoxMaps
+from lagom_overlap.nccl_plugin.library import installed_library
 from lagom_overlap.nccl_plugin.loaded import loaded_nccl
 from lagom_overlap.nccl_plugin.record_log import Flag, RecordedDecision
 from lagom_overlap.nccl_plugin.space import tuner_space
@@ -198,3 +207,46 @@ def _measurement(reply: Measured) -> Measurement:
             for run in reply.runs
         ]
     )
+
+
+LEAST_TIMEOUT_S: Final = 300.0
+"""How long a rank waits for the others: chosen well above the minute that NCCL's first collective may take on many
+nodes; only a hang is noticed later."""
+
+
+def lead(launched: RankPlace, request: BackendRequest) -> NcclBackend:
+    """Rank 0's backend.
+
+    Raises:
+        BackendError: if this rank has no GPU, or the ranks do not meet.
+        MissingDependencyError: if this installation lacks the plug-in.
+    """
+    device = CudaDevice(launched.local_rank)
+    session = _session(device, launched, max(request.timeout_s, LEAST_TIMEOUT_S))
+    return NcclBackend(request, session, num_ranks=launched.num_ranks, description=device.description)
+
+
+def follow_rank_0(launched: RankPlace) -> None:
+    """The life of another rank.
+
+    Raises:
+        BackendError: if this rank has no GPU, or the ranks do not meet.
+        MissingDependencyError: if this installation lacks the plug-in.
+    """
+    session = _session(CudaDevice(launched.local_rank), launched, LEAST_TIMEOUT_S)
+    follow(session)
+    session.close()
+
+
+def _session(device: CudaDevice, launched: RankPlace, timeout_s: float) -> NcclSession:
+    library = installed_library()
+    folder = Path(tempfile.mkdtemp(prefix=f"lagom-nccl-{launched.rank}-"))
+    atexit.register(_remove, folder, os.getpid())
+    files = PluginFiles(library=library, record=folder / "record.bin")
+    return NcclSession(device, files, rank=launched.rank, num_ranks=launched.num_ranks, timeout_s=timeout_s)
+
+
+def _remove(folder: Path, pid: int) -> None:
+    """At exit, but not of a forked child: the folder is its parent's."""
+    if os.getpid() == pid:
+        shutil.rmtree(folder, ignore_errors=True)

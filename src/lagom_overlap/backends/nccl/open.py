@@ -22,7 +22,7 @@ def open_backend(request: BackendRequest) -> Backend:
     """
     launched = _checked(read_launched())
     # Not at the top: torch is loaded only where the backend is opened.
-    from lagom_overlap.backends.nccl.ranks import lead  # noqa: PLC0415
+    from lagom_overlap.backends.nccl.backend import lead  # noqa: PLC0415
 
     return lead(launched, request)
 
@@ -39,7 +39,7 @@ def join_if_launched() -> int | None:
         return None
     _checked(launched)
     # Not at the top: torch is loaded only where the process becomes a rank.
-    from lagom_overlap.backends.nccl.ranks import follow_rank_0  # noqa: PLC0415
+    from lagom_overlap.backends.nccl.backend import follow_rank_0  # noqa: PLC0415
 
     follow_rank_0(launched)
     return 0

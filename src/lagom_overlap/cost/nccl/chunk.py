@@ -10,7 +10,7 @@ channel's part of a small tensor: the kernel shrinks its last loop.
 from typing import Final
 
 from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, Protocol
-from lagom_overlap.collective.slices import STEP_BYTES
+from lagom_overlap.collective.config import STEP_BYTES
 from lagom_overlap.cost.nccl.topology import Topology
 from lagom_overlap.units import KIB
 

@@ -12,7 +12,7 @@ from math import ceil
 from typing import Final
 
 from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, Protocol
-from lagom_overlap.collective.slices import STEP_BYTES
+from lagom_overlap.collective.config import STEP_BYTES
 from lagom_overlap.cost.nccl.choice import MAX_THREADS, NcclChoice
 from lagom_overlap.cost.nccl.chunk import LL_CHUNK_BYTES
 from lagom_overlap.cost.nccl.constants import load_constants

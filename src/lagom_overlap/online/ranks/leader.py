@@ -13,22 +13,57 @@ same plans.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Final
 
-from lagom_overlap.collective.sites import RoleCycle, SiteSetting
+from lagom_overlap.collective import CommConfig
+from lagom_overlap.collective.sites import RoleCycle, Site, SiteSetting
 from lagom_overlap.online.options import OnlineOptions
 from lagom_overlap.online.payback import Payback
-from lagom_overlap.online.problems import JobProblems, job_problems
+from lagom_overlap.online.problems import JobProblems, TunedGroup, job_problems
 from lagom_overlap.online.program import StepProgram
 from lagom_overlap.online.ranks.messages import UNLIKE, Report, SwitchState, WindowPlan, steps_that_count
 from lagom_overlap.online.ranks.plans import Plans
 from lagom_overlap.online.ranks.search import Search, StudyFactory
 from lagom_overlap.online.ranks.watch import WATCHED_STEPS, Watch
-from lagom_overlap.online.warm import earlier_search, warm_start
 from lagom_overlap.tuners.study import Study
-from lagom_overlap.tuners.warm_start import Earlier
+from lagom_overlap.tuners.warm_start import Earlier, WarmStart, earlier_of
+
+
+def earlier_search(job: JobProblems, study: Study) -> tuple[Earlier, ...]:
+    """Every group as a search of this job saw it, finished or not."""
+    return tuple(earlier_of(problem, study.entries) for problem in job.problems)
+
+
+def warm_start(job: JobProblems, searched: Sequence[Earlier], saved: Iterable[SiteSetting]) -> WarmStart | None:
+    """A warm start from an earlier search of this job and from saved settings; None if neither says anything.
+
+    A job that is tuned again after a drift was measured before; a job started with saved settings has what was best
+    elsewhere. Either may be out of date, so the search measures before it believes them (`tuners.warm_start`). Tuners
+    that take no warm start begin cold.
+    """
+    configs = {setting.site: setting.config for setting in saved}
+    from_saved = [
+        Earlier(problem=group.problem, best=best)
+        for group in job.groups.values()
+        if (best := _set(group, configs)) != group.problem.default
+    ]
+    num_runs = sum(len(runs) for earlier in searched for runs in earlier.runs.values())
+    if not num_runs and not from_saved:
+        return None
+    source = f"{num_runs} measurements of this job's earlier search, saved settings of {len(from_saved)} groups"
+    return WarmStart(source=source, earlier=(*searched, *from_saved))
+
+
+def _set(group: TunedGroup, configs: Mapping[Site, CommConfig]) -> tuple[CommConfig, ...]:
+    """The group's assignment under the settings; a collective whose sites disagree keeps its default."""
+    assignment = []
+    for sites, default in zip(group.sites, group.problem.default, strict=True):
+        site_configs = {configs.get(site, default) for site in sites}
+        assignment.append(site_configs.pop() if len(site_configs) == 1 else default)
+    return tuple(assignment)
+
 
 _log = logging.getLogger(__name__)
 

@@ -6,9 +6,13 @@ host launched after the last mark (`mark_end`), copies of data and checkpoints, 
 mark is an annotation in the trace, by the trace's own clock.
 """
 
+import contextlib
+import ctypes
 import logging
-from collections.abc import Collection
+import os
+from collections.abc import Callable, Collection, Iterator
 from time import perf_counter
+from typing import Any, Final
 
 import torch
 from torch._C._profiler import _ExperimentalConfig
@@ -18,10 +22,74 @@ from lagom_overlap.collective.size_class import LEAST_BYTES
 from lagom_overlap.errors import TraceError
 from lagom_overlap.online.device import job_device
 from lagom_overlap.online.job_profiler import OWN_PROFILER, exported
-from lagom_overlap.online.routes.event_records import EventRecords
 from lagom_overlap.online.routes.plugin_events import TimedCall, ended, step_length_s, timed_calls
 from lagom_overlap.trace.gpu_trace import GpuTrace, KnobReach
 from lagom_overlap.trace.reader import ReadOptions, read_file
+
+_log = logging.getLogger(__name__)
+
+CUDA_EVENT: Final = 36
+"""CUPTI_ACTIVITY_KIND_CUDA_EVENT of cupti_activity.h."""
+_FIRST_APART: Final = (12, 9)
+"""The first CUDA release whose CUPTI sends no event records with the synchronization records (see `EventRecords`)."""
+_LOG_LEVEL: Final = "FLAGS_caffe2_log_level"
+"""The least severe message that PyTorch's C++ writes: a variable of libc10, set by TORCH_CPP_LOG_LEVEL at start."""
+_ERROR: Final = 2
+"""ERROR among caffe2's log levels: INFO is 0, WARNING 1."""
+
+
+def _loaded(name: str) -> Any:
+    """The library that PyTorch has loaded, not another copy."""
+    return ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+
+
+class EventRecords:
+    """Switches CUPTI's event records on and off: without them a profiled wait does not say what it waited for.
+
+    PyTorch's profiler asks for CUPTI's synchronization records only. Up to CUDA 12.8 event records come with them;
+    since 12.9 they are a kind of their own, and each "Stream Wait Event" in the trace has `wait_on_stream` -1
+    (pytorch/kineto#1552, seen with PyTorch 2.15 and CUDA 13 on emulated GPUs). So we ask CUPTI for that kind while our
+    own profiler runs; PyTorch reads such records when they come. `cuda` is PyTorch's CUDA release, None without CUDA.
+    """
+
+    def __init__(self, cuda: str | None, load: Callable[[str], Any] = _loaded) -> None:
+        self._cupti: Any = None
+        self._load = load
+        release = tuple(int(word) for word in (cuda or "").split(".")[:2] if word.isdecimal())
+        if release < _FIRST_APART:
+            return
+        try:
+            self._cupti = load(f"libcupti.so.{release[0]}")
+        except OSError as error:
+            _log.debug("waits between streams may not be told: %s", error)
+
+    def begin(self) -> None:
+        """From here on; PyTorch's profiler must run, which brings the buffers."""
+        if self._cupti is not None:
+            self._cupti.cuptiActivityEnable(CUDA_EVENT)
+
+    def end(self) -> None:
+        """No longer."""
+        if self._cupti is not None:
+            self._cupti.cuptiActivityDisable(CUDA_EVENT)
+
+    @contextlib.contextmanager
+    def quiet(self) -> Iterator[None]:
+        """While the profiler stops: PyTorch 2.15 warns of each such record, though it reads it, in the job's stderr."""
+        try:
+            level = None if self._cupti is None else ctypes.c_int.in_dll(self._load("libc10.so"), _LOG_LEVEL)
+        except (OSError, ValueError):
+            level = None
+        if level is None:
+            yield
+            return
+        before = level.value
+        level.value = max(before, _ERROR)
+        try:
+            yield
+        finally:
+            level.value = before
+
 
 _log = logging.getLogger(__name__)
 

@@ -4,7 +4,10 @@ import ctypes
 
 import pytest
 
-from lagom_overlap.online.routes.event_records import CUDA_EVENT, EventRecords
+pytest.importorskip("torch")
+
+
+from lagom_overlap.online.routes.plugin_timer import CUDA_EVENT, EventRecords
 
 
 class Cupti:

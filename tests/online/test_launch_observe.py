@@ -1,6 +1,9 @@
-"""What is told of NCCL's own choices, from a record that the real plug-in wrote under a fake NCCL."""
+"""What `lagom run --observe` reports of NCCL's choices, from a record that the real plug-in wrote under a fake NCCL."""
 
 import pytest
+
+pytest.importorskip("torch")
+
 from c_build import build_libraries
 
 from lagom_overlap.backends.fake_nccl import Rehearsal
@@ -8,7 +11,7 @@ from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.nccl_plugin.record_log import RecordLog, read_record
-from lagom_overlap.online.observe_record import record_lines
+from lagom_overlap.online.launch_observe import record_lines
 from lagom_overlap.units import KIB, MIB
 from lagom_overlap.workload import CommOp
 
