@@ -1,0 +1,117 @@
+"""What modelling terms are worth: published steps predicted with each term at its neutral value, one at a time.
+
+    python benchmarks/switched_off.py FILE.csv [NAME ...]
+
+A term that moves the mean error of all rows by less than 0.1 point, and that of its best family by at most 0.5, is not
+worth its lines and goes. What builds the operators of a step that users can ask for stays, whatever it is worth here.
+Each term is switched off in a process of its own: a class sets the field to its neutral value as it is made.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from math import inf
+from pathlib import Path
+from typing import Any, Final
+
+from iteration_time import evaluate
+from lagom_overlap.cost.operators.constants import FrameworkConstants, OperatorConstants
+from lagom_overlap.cost.operators.gemm import GemmConstants
+from lagom_overlap.workload.step.rules import IssueRules
+from lagom_overlap.workload.step.traffic import Casts, Mixture, Traffic
+
+NEUTRAL: Final[Mapping[str, tuple[type, Any]]] = {
+    "joined": (Casts, False),
+    "keeps_weights": (Casts, False),
+    "maximum": (Casts, 0),
+    "by_columns": (Casts, 0),
+    "current_expert": (Casts, 0),
+    "fuses_latent": (Traffic, True),
+    "scaled_rotary": (Traffic, None),
+    "repeats_keys": (Traffic, False),
+    "joins_sums": (Traffic, False),
+    "router_launches": (Mixture, 1),
+    "casts_before_gathers": (IssueRules, False),
+    "stops_recompute": (IssueRules, False),
+    "further_launch_s": (FrameworkConstants, None),
+    "eager_launch_s": (FrameworkConstants, None),
+    "memory_efficiency": (FrameworkConstants, 1.0),
+    "attention_exp_width": (OperatorConstants, 0),
+    "rearranged_share": (OperatorConstants, 1.0),
+    "sustained_share": (OperatorConstants, 1.0),
+    "chunk_flops": (OperatorConstants, inf),
+    "fp4_gain": (OperatorConstants, 1.0),
+    "block_share": (OperatorConstants, 1.0),
+    "wide_flops": (OperatorConstants, inf),
+    "narrow_attention_gain": (OperatorConstants, 1.0),
+    "least_window": (OperatorConstants, 0),
+    "attention_share": (OperatorConstants, 1.0),
+    "quantisation": (GemmConstants, 0.0),
+}
+"""A field, whose it is, and the value with which it says nothing."""
+ALL_POINTS: Final = 0.1
+FAMILY_POINTS: Final = 0.5
+"""Points of mean error from which on a term stays: over all rows, or in its best family."""
+
+
+def switch_off(name: str) -> None:
+    """Every object of the term's class that is made from now on has the neutral value.
+
+    Raises:
+        KeyError: if there is no such term.
+    """
+    owner, value = NEUTRAL[name]
+    original: Any = owner.__init__  # type: ignore[misc]  # of the class, not of an object
+
+    def made(self: Any, *args: Any, **named: Any) -> None:
+        original(self, *args, **named)
+        object.__setattr__(self, name, value)
+
+    owner.__init__ = made  # type: ignore[misc]
+
+
+def errors_of(path: Path, name: str | None) -> dict[str, float]:
+    """Mean absolute errors (%) by family, and of all rows (`""`), with a term switched off or none."""
+    if name is not None:
+        switch_off(name)
+    found: Any = evaluate(path)
+    errors = {family: float(one["mean_abs_error_pct"]) for family, one in found["families"].items()}
+    return {"": float(found["mean_abs_error_pct"]), **errors}
+
+
+def verdict(on: Mapping[str, float], off: Mapping[str, float]) -> tuple[float, str, float, bool]:
+    """(points of all rows, the family that loses most without the term, its points, whether the term stays)."""
+    points = {family: off[family] - error for family, error in on.items() if family in off}
+    best = max((family for family in points if family), key=points.__getitem__)
+    return points[""], best, points[best], points[""] >= ALL_POINTS or points[best] > FAMILY_POINTS
+
+
+def main() -> None:
+    """Prints a table, a row for each term as soon as it is known."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]  # not under -OO
+    parser.add_argument("file", type=Path, metavar="FILE.csv")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"terms (default: all): {', '.join(NEUTRAL)}")
+    parser.add_argument("--one", metavar="NAME", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one is not None:
+        print(json.dumps(errors_of(arguments.file, arguments.one)))
+        return
+    unknown = [name for name in arguments.names if name not in NEUTRAL]
+    if unknown:
+        parser.error(f"unknown term {unknown[0]!r}; allowed: {', '.join(NEUTRAL)}")
+    on = errors_of(arguments.file, None)
+    print(f"All terms on: {on['']:.2f} %\n")
+    print("| term | switched off | points | best family, points | |\n|---|---|---|---|---|", flush=True)
+    for name in arguments.names or NEUTRAL:
+        command = [sys.executable, __file__, str(arguments.file), "--one", name]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        off = json.loads(done.stdout)
+        points, family, most, stays = verdict(on, off)
+        word = "stays" if stays else "goes"
+        print(f"| {name} | {off['']:.2f} % | {points:+.2f} | {family}, {most:+.2f} | {word} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""What a term is worth: the neutral value reaches every object, and the rule for what stays."""
+
+import pytest
+
+import switched_off
+from lagom_overlap.workload.step.traffic import Casts
+
+
+def test_a_term_that_is_off_has_its_neutral_value_in_whatever_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Casts, "__init__", Casts.__init__)  # put back at the end
+    switched_off.switch_off("by_columns")
+    casts = Casts(operand=3, operand_again=2, weight=(1, 2, 3), by_columns=7, keeps_weights=True)
+    assert (casts.by_columns, casts.operand, casts.keeps_weights) == (0, 3, True)
+
+
+def test_every_term_is_a_field_whose_neutral_value_its_class_allows() -> None:
+    for name, (owner, _) in switched_off.NEUTRAL.items():
+        assert name in owner.__dataclass_fields__
+
+
+@pytest.mark.parametrize(
+    ("off", "stays"),
+    [
+        ({"": 6.09, "a": 5.0, "b": 7.4}, False),  # 0.04 of all, 0.4 in b
+        ({"": 6.15, "a": 5.0, "b": 7.0}, True),  # 0.1 of all
+        ({"": 6.05, "a": 5.0, "b": 7.6}, True),  # 0.6 in b
+        ({"": 5.90, "a": 4.0, "b": 7.0}, False),  # better without
+    ],
+)
+def test_a_term_stays_for_a_tenth_of_a_point_of_all_or_half_a_point_in_one_family(off, stays) -> None:
+    on = {"": 6.05, "a": 5.0, "b": 7.0}
+    points, family, most, found = switched_off.verdict(on, off)
+    assert found is stays
+    assert points == pytest.approx(off[""] - 6.05)
+    assert most == pytest.approx(max(off["a"] - 5.0, off["b"] - 7.0))
+    assert family in ("a", "b")
