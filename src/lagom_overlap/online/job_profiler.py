@@ -126,11 +126,11 @@ class OwnProfiler:
 
 
 @contextmanager
-def exported(seen: profile) -> Iterator[Path]:
+def exported(profiler: profile) -> Iterator[Path]:
     """The Kineto file of what was seen, for as long as the context lasts."""
     with tempfile.TemporaryDirectory(prefix="lagom-step-") as folder:
         path = Path(folder) / "step.json"
-        seen.export_chrome_trace(str(path))
+        profiler.export_chrome_trace(str(path))
         yield path
 
 

@@ -77,11 +77,11 @@ class Fixed:
         """Once: whether the table fits anything that the job calls."""
         if self._is_said or self._plugin is None:
             return
-        asked, matched = self._plugin.counts()
-        if not asked:
+        num_asked, num_matched = self._plugin.counts()
+        if not num_asked:
             self._say("NCCL asked the plug-in about no call: nothing that a table can set was called")
-        elif not matched:
-            self._say(f"its table has a row for none of the job's {asked} collectives so far: nothing is set")
+        elif not num_matched:
+            self._say(f"its table has a row for none of the job's {num_asked} collectives so far: nothing is set")
         self._is_said = True
 
     def _say(self, why: str) -> None:

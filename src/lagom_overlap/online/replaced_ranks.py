@@ -53,9 +53,9 @@ class ReplacedRanks:
         original: Callable[..., None] = maker.__init__  # type: ignore[misc]  # of whatever class it is
 
         @functools.wraps(original)
-        def made(one: Any, *args: Any, **kwargs: Any) -> None:  # whatever the job passes
+        def made(instance: Any, *args: Any, **kwargs: Any) -> None:  # whatever the job passes
             self._met(framework)
-            original(one, *args, **kwargs)
+            original(instance, *args, **kwargs)
 
         maker.__init__ = made  # type: ignore[misc]  # as above
 

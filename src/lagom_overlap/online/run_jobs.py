@@ -94,9 +94,9 @@ def meeting_of(arguments: Mapping[str, Any], environment: Mapping[str, str]) -> 
     )
 
 
-def _number(*said: object) -> int | None:
+def _number(*values: object) -> int | None:
     """The first that says something: PyTorch takes -1 for nothing."""
-    for value in said:
+    for value in values:
         text = str(value[0] if isinstance(value, list) else value)
         if text.isdecimal():
             return int(text)

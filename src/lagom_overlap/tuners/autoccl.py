@@ -1,6 +1,6 @@
-"""AutoCCL: make every collective as fast as it gets, all of a group at once; computation is not looked at.
+"""AutoCCL: makes every collective as fast as possible, all of a group at once, and ignores the computation.
 
-Xu et al., "AutoCCL: Automated Collective Communication Tuning" (NSDI'25). What is followed is the search as implemented
+Xu et al., "AutoCCL: Automated Collective Communication Tuning" (NSDI'25). This follows the implemented search
 (gbxu/autoccl, commit a0bf96bf) as the spec describes it, Lagom section 1.5; nothing was copied.
 
     theirs                        here                       value
@@ -11,17 +11,17 @@ Xu et al., "AutoCCL: Automated Collective Communication Tuning" (NSDI'25). What 
     lr                            0.8 (cur - new) / cur after an improvement, else -1
     k                             max(3, lr * count) nearest neighbours, the farthest of them is tried
 
-Per collective and subspace, one after the other: random samples without replacement, then descent from the best of
-them over channels, threads, chunk, direction + then -. A better neighbour is moved to, a failure flips the direction,
-then goes to the next knob; six failures in a row are convergence, then a random restart. A subspace is given up when
-its best is above 1.5 times the collective's best after a tenth of its descent, or above 3 times after 5 probes. At the
-end the best of all, the engine's own setting included, is kept. The objective is x_j alone, so the group can end slower
-than with the default; no guard is built in.
+Per collective, one subspace after the other: random samples without replacement, then descent from the best of them
+over channels, threads, chunk, direction + then -. The search moves to a better neighbour; a failure flips the
+direction, then selects the next knob; six failures in a row are convergence and lead to a random restart. A subspace is
+abandoned when its best is above 1.5 times the collective's best after a tenth of its descent, or above 3 times after 5
+probes. In the end the best of all, the engine's own setting included, is kept. The objective is x_j alone, so the group
+can end slower than with the default; no guard is built in.
 
 Departures: one measurement per candidate is the backend's median over its repeats, not the mean of the fastest three
 quarters. The engine's own setting is measured once, not once per subspace. Samples are random, theirs are strided or
-random. "count" is the number of neighbours in that direction not yet visited. Where a candidate assignment cannot run,
-it counts as infinitely slow for every collective that took part in it, since nothing says whose fault it was.
+random. "count" is the number of neighbours in that direction not yet visited. A candidate assignment that cannot run
+counts as infinitely slow for every collective that took part, since nothing shows which of them caused it.
 """
 
 from collections.abc import Generator
@@ -36,13 +36,15 @@ from lagom_overlap.tuners.base import Problems
 from lagom_overlap.tuners.groupwise import GroupwiseTuner, Probe, Search, group_random
 from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Outcome
 
+# AutoCCL's own constants; see the table above.
 MAX_SUBSPACES: Final = 40
 MIN_NEIGHBOURS: Final = 3
 LR_FACTOR: Final = 0.8
 NO_LR: Final = -1.0
-NUM_KNOBS: Final = 3
-FAILURES_TO_CONVERGE: Final = 2 * NUM_KNOBS
 KNOBS: Final = ("channels", "threads", "chunk")
+NUM_KNOBS: Final = len(KNOBS)
+FAILURES_TO_CONVERGE: Final = 2 * NUM_KNOBS
+"""One failure in either direction of every knob."""
 
 Place = tuple[int, ...]
 """A position on a subspace's lattice."""

@@ -89,8 +89,8 @@ class Connections:
         """A step is over: says what the connections of the table took."""
         if self._free_before is None:
             return
-        taken = max(0, self._free_before - self._free_bytes())
-        _log.info("the first use of %s took %s of GPU memory, for good", self._words(), format_bytes(taken))
+        num_bytes = max(0, self._free_before - self._free_bytes())
+        _log.info("the first use of %s took %s of GPU memory, for good", self._words(), format_bytes(num_bytes))
         for communicator, algorithms in self._new.items():
             self._connected[communicator] |= algorithms
         self._new, self._free_before = {}, None
