@@ -1,5 +1,6 @@
 """The watcher: deaf to noise, patient with what ends by itself, awake to what lasts."""
 
+import re
 from math import exp
 from random import Random
 
@@ -72,9 +73,9 @@ def test_slow_phases_that_end_by_themselves_are_told_with_their_number_length_an
     assert phases.num_over == 60
     assert abs(phases.longest_steps - max(lengths[-20:])) <= 2
     words = phases.words()
-    assert words.startswith("60 slow phases of ")
-    assert words.endswith("steps took 1.15 times as long")
-    said = [int(word) for word in words.split() if word.isdigit()]
+    assert words.startswith("60 slow phases ended by themselves (")
+    assert words.endswith("steps took 1.15 times as long)")
+    said = [int(word) for word in re.findall(r"\b\d+\b(?!\.)", words)]
     assert abs(said[1] - sorted(lengths)[30]) <= 2
     assert abs(said[2] - max(lengths)) <= 2
 
@@ -138,7 +139,7 @@ def test_what_is_long_ago_makes_nobody_wait() -> None:
     for _ in range(20):
         phases.add(SlowPhase(num_steps=10, ratio=1.1))
     assert Watcher(1.08, PATIENCE, phases).patience == PATIENCE
-    assert phases.words().startswith("21 slow phases of 10 steps in the median, 300 at most")
+    assert phases.words().startswith("21 slow phases ended by themselves (median 10 steps, longest 300;")
 
 
 def test_bursts_and_late_steps_are_no_change() -> None:

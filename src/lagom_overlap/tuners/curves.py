@@ -406,7 +406,7 @@ def expected_gain(candidates: Floats, incumbent: Floats) -> Floats:
 def thinned(axis: Sequence[int | None], ratio: float) -> list[int]:
     """Values from the largest down that are at least about a factor `ratio` apart; the engine's own (None) is left out.
 
-    0.97 lets lattices whose steps are rounded (1.33 MiB, 684 KiB) keep every step.
+    0.97 tolerates the rounding of lattice values.
     """
     kept: list[int] = []
     for value in reversed([value for value in axis if value is not None]):
