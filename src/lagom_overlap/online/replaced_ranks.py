@@ -1,4 +1,4 @@
-"""Frameworks that replace ranks while others run on: a newcomer counts communicators from 0, a survivor does not.
+"""Frameworks that replace ranks while others keep running: a new rank counts communicators from 0, the others do not.
 
 So no rank may decide by a table, or be tuned, once such a framework manages process groups. Importing it says nothing:
 torchtitan imports torchft wherever it is installed. The class that every such job makes an object of does.
@@ -26,7 +26,7 @@ class ReplacedRanks:
 
     def __init__(self) -> None:
         self.by = ""
-        """The framework that does; empty where none does."""
+        """The framework that replaces ranks; empty if there is none."""
         self._then: list[Callable[[str], None]] = []
         self._is_watching = False
 
