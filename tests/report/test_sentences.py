@@ -84,7 +84,7 @@ def test_a_gain_that_the_test_cannot_tell_is_said_not_to_be_adopted_and_why(repo
     assert text == (
         "Not adopted: tuned is not separable from the native PyTorch call: 1.030× its speed "
         "(median of 11 shuffled pairs, quartiles 0.996–1.060, 7/11 wins). "
-        "By the sequential test 1.030x (0.980 to 1.070), neither faster nor slower beyond doubt in 11 pairs, "
+        "By the sequential test 1.030x (0.980 to 1.070), not proven faster or slower in 11 pairs, "
         "noise 1.20%: the native PyTorch call stays."
     )
 
