@@ -3,10 +3,10 @@
     python benchmarks/recipe_advice.py training_steps_shown.csv [--into FILE] [--seconds 60]
 
 A row of the table of published training steps (Megatron-Bridge, NeMo; facts of each recipe:
-`training_steps/recipes.py`, `training_steps/nemo_recipes.py`) is a job: one per model, GPU, precision and degrees, of the latest release. From its
-degrees with every overlap switch as Megatron-LM has it by default (and no interleaving, where that fits) the switches
-are searched. Where the advice and the recipe differ, the difference has its predicted figure: how much longer the
-iteration is without the switch (negative: shorter), all others as advised.
+`training_steps/recipes.py`, `training_steps/nemo_recipes.py`) is a job: one per model, GPU, precision and degrees, of
+the latest release. From its degrees with every overlap switch as Megatron-LM has it by default (and no interleaving,
+where that fits) the switches are searched. Where the advice and the recipe differ, the difference has its predicted
+figure: the share that the switch takes off the iteration (negative: adds to it), all others as advised.
 """
 
 import argparse
@@ -93,9 +93,9 @@ def _difference(one: SwitchEffect) -> str:
     who = "the recipe has" if one.in_job else "advised"
     if one.verdict is Verdict.TOO_LARGE:
         return f"{who} {one.switch}: does not fit here, {format_memory(one.memory_bytes or 0)}"
-    if one.without_s is None or one.with_s is None:
+    if one.share is None:
         return f"{who} {one.switch}: not tried"
-    gain = percent_text(one.without_s / one.with_s - 1.0)
+    gain = percent_text(one.share)
     sure = "" if one.low is None or one.high is None else f", {percent_text(one.low)} to {percent_text(one.high)}"
     return f"{who} {one.switch}: {gain} ({one.verdict}{sure})"
 

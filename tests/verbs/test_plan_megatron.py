@@ -25,9 +25,10 @@ from lagom_overlap.verbs.plan import planned as planned_by
 from lagom_overlap.verbs.plan_megatron import NOTHING_GAINS, PLAIN_PIPELINE, UNTRIED, megatron_plan
 from lagom_overlap.verbs.plan_problem import PlanInput, read_input
 from lagom_overlap.verbs.simulate import SimulateRequest, run_simulate
-from lagom_overlap.verbs.simulate_what_if import _layouts
+from lagom_overlap.verbs.simulate_what_if import switched_layouts
 from lagom_overlap.workload.parallel import ParallelLayout
 from lagom_overlap.workload.precision import Precision, ProductFormat
+from lagom_overlap.workload.step.switches import can_overlap_experts
 
 EXAMPLES = [
     path for path in sorted(Path("examples").glob("*.toml")) if "megatron" in path.name or "gpt_175b" in path.name
@@ -187,11 +188,9 @@ def test_what_simulate_suggests_plan_considers() -> None:
     for name, job in JOBS.items():
         step = Job(parse_job(job, "job.toml")).step
         assert step is not None
-        context = SwitchContext(
-            num_layers=step.model.num_layers, rules=step.rules, precision=step.precision, gpu=step.cluster.gpu
-        )
+        context = SwitchContext(model=step.model, rules=step.rules, precision=step.precision, gpu=step.cluster.gpu)
         tried = {_switches(layout) for layout in considered(step.layout, context)}
-        for _, _, setting, layout in _layouts(step.layout, step.rules):
+        for _, _, setting, layout in switched_layouts(step):
             assert _switches(layout) in tried, (name, setting)
 
 
@@ -408,3 +407,22 @@ def test_a_budget_that_making_the_graph_exceeds_still_ends_in_a_plan() -> None:
     made = planned_by(hurried, "ours")
     assert made.plan.rewrites
     assert made.after.makespan_s > 0
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "asked"),
+    [
+        ("mixtral-8x7b", {}, True),
+        ("mixtral-8x7b", {"recompute": "full"}, False),
+        ("mixtral-8x7b", {"recompute": "selective", "recompute_modules": ["moe"]}, False),
+        ("nemotron-3-nano-30b-a3b", {}, False),
+    ],
+)
+def test_overlapped_experts_are_not_asked_where_megatron_refuses_them(
+    model: str, more: dict[str, object], *, asked: bool
+) -> None:
+    """Whole layers or mixtures computed again, and hybrids, whose model has no combined schedule."""
+    step = Job(parse_job(raw(model, "gb300", 2048, data=8, expert=8, global_batch=16, **more), "job.toml")).step
+    assert step is not None
+    assert can_overlap_experts(step.model, step.layout) is asked
+    assert any("overlap_experts" in setting for _, _, setting, _ in switched_layouts(step)) is asked

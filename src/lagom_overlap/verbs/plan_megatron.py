@@ -74,8 +74,6 @@ def with_layout(job: JobStep, layout: ParallelLayout) -> JobStep | None:
         check_model(job.model, layout, job.seq_len)
     except JobError:
         return None
-    if layout.overlap_experts and job.model.mtp_layers > 1:
-        return None  # Megatron-LM at d98e8a64, `core/transformer/transformer_config.py`: at most one prediction
     return replace(job, layout=layout)
 
 
@@ -149,9 +147,7 @@ def found_switches(
     `num_ops` is the work of a simulation, where the deadline counts work.
     """
     judge = _judge(job, limit_bytes, deadline, num_ops)
-    context = SwitchContext(
-        num_layers=job.model.num_layers, rules=job.rules, precision=job.precision, gpu=job.cluster.gpu
-    )
+    context = SwitchContext(model=job.model, rules=job.rules, precision=job.precision, gpu=job.cluster.gpu)
 
     def may_try() -> bool:
         return deadline.left_s > 0
@@ -193,7 +189,7 @@ def by_default(job: JobStep) -> ParallelLayout:
         found["bucket_bytes"] = rules.default_bucket_bytes(layout, job.precision) or layout.bucket_bytes
     if layout.schedule is PipelineSchedule.INTERLEAVED:
         found |= {"overlap_p2p": has_switch(rules.name, "overlap_p2p"), "micro_batch_group": None}
-    other = changed(layout, found)
+    other = changed(job.model, layout, found)
     return layout if other is None else other
 
 
@@ -265,8 +261,8 @@ def _switch_lines(effects: MegatronEffects) -> tuple[str, ...]:
 
 
 def _line(one: SwitchEffect) -> str:
-    """How much longer the iteration is without the switch (below zero it is shorter), and what is advised of it."""
-    gain = "" if one.without_s is None or one.with_s is None else percent_text(one.without_s / one.with_s - 1)
+    """What the switch takes off the iteration (below zero it adds), and what is advised of it."""
+    gain = "" if one.share is None else percent_text(one.share)
     said = "on" if one.advised else "off"
     was = "" if one.advised == one.in_job else f", the job has it {'on' if one.in_job else 'off'}"
     default = ", Megatron-LM's default" if one.by_default == one.advised else ""

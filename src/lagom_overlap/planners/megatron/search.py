@@ -2,9 +2,10 @@
 
 From the job's own switches one dimension after the other takes the value whose iteration is shortest and that fits, all
 others as they stand, until nothing changes. A change must gain `LEAST` of the iteration, as of `lagom simulate`'s
-answers; of numbers of chunks within `LEAST` of the best the fewest is taken. What the job has switched on is switched
-off only where that gains more than the model's own error: it is some recipe's choice, and a prediction within its error
-is no reason against it.
+answers; of numbers of chunks within `LEAST` of the best the fewest is taken. Gradients and parameters travel behind
+computations wherever that takes neither time nor memory, as published recipes have it. What the job has switched on is
+switched off only where that gains more than the model's own error: it is some recipe's choice, and a prediction within
+its error is no reason against it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +28,7 @@ from lagom_overlap.planners.megatron.settings import (
     dispatcher_argument,
 )
 from lagom_overlap.sim.what_if import LEAST, AskedChange, GainEstimate, Spent, WhatIf, what_if
+from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.parallel import Dispatcher, ParallelLayout, PipelineSchedule
 from lagom_overlap.workload.precision import Precision
 from lagom_overlap.workload.step.rules import IssueRules
@@ -87,6 +89,13 @@ class SwitchEffect:
     high: float | None = None
     memory_bytes: int | None = None
 
+    @property
+    def share(self) -> float | None:
+        """The gain as a share of the iteration without the switch; None where either was not simulated."""
+        if self.without_s is None or self.with_s is None:
+            return None
+        return 1.0 - self.with_s / self.without_s
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
@@ -99,9 +108,9 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchContext:
-    """What is known of a job besides its layout; `num_layers` are the model's."""
+    """What is known of a job besides its layout."""
 
-    num_layers: int
+    model: TransformerModel
     rules: IssueRules
     precision: Precision
     gpu: Gpu
@@ -124,10 +133,14 @@ class _Option:
 
 @dataclass(frozen=True, slots=True)
 class _Dimension:
-    """Options that exclude each other; `prefers_first`: of those that are as good the first one."""
+    """Options that exclude each other; `prefers_first`: of those that are as good the first one.
+
+    `is_free`: whatever takes neither time nor memory is taken, however little it gains.
+    """
 
     options: tuple[_Option, ...]
     prefers_first: bool = False
+    is_free: bool = False
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -180,7 +193,7 @@ def search(job: ParallelLayout, context: SwitchContext, judge: Judge, may_try: C
         for make in _DIMENSIONS:
             dimension = make(layout, job, context)
             if dimension is not None:
-                layout = _best(trials, layout, dimension)
+                layout = _best(trials, layout, dimension, context)
         if layout == before:
             break
     return Found(layout=layout, switches=effects(trials, layout, job, context), was_cut=trials.was_cut)
@@ -200,20 +213,21 @@ def taken(
     return Found(layout=wanted, switches=effects(trials, wanted, job, context), was_cut=trials.was_cut)
 
 
-def _best(trials: _Trials, layout: ParallelLayout, dimension: _Dimension) -> ParallelLayout:
+def _best(trials: _Trials, layout: ParallelLayout, dimension: _Dimension, context: SwitchContext) -> ParallelLayout:
     """The layout with the option that gains most, if one gains enough."""
     own = trials.of(layout)
     assert own is not None, layout
     assert own.spent is not None, layout
     found: list[tuple[float, ParallelLayout]] = []
     for place, option in enumerate(dimension.options):
-        other = changed(layout, option.changes)
+        other = changed(context.model, layout, option.changes)
         judged = trials.of(other)
         if other is None or judged is None or judged.spent is None:
             continue
         gain = what_if(AskedChange(option.switch, ""), own.spent, judged.spent)
         is_sure = gain.verdict is GainEstimate.GAIN or not dimension.switches_off(layout, place)
-        if gain.share >= LEAST and is_sure:
+        takes_nothing = dimension.is_free and gain.gain_s >= 0 and judged.memory_bytes <= own.memory_bytes
+        if (gain.share >= LEAST or takes_nothing) and is_sure:
             found.append((judged.spent.step_s, other))
     if not found:
         return layout
@@ -222,13 +236,13 @@ def _best(trials: _Trials, layout: ParallelLayout, dimension: _Dimension) -> Par
     return next(other for step_s, other in found if step_s <= (1.0 + slack) * best_s)
 
 
-def changed(layout: ParallelLayout, changes: _Changes) -> ParallelLayout | None:
+def changed(model: TransformerModel, layout: ParallelLayout, changes: _Changes) -> ParallelLayout | None:
     """The layout with other values; None where they exclude each other, or Megatron-LM refuses them."""
     try:
         other = replace(layout, **changes)
     except JobError:
         return None
-    return None if other.overlap_experts and not can_overlap_experts(other) else other
+    return None if other.overlap_experts and not can_overlap_experts(model, other) else other
 
 
 def effects(
@@ -242,22 +256,16 @@ def effects(
             continue
         own = {key: getattr(job, key) for key in dimension.keys}
         for place, option in enumerate(dimension.options):
-            other = changed(layout, option.changes)
+            other = changed(context.model, layout, option.changes)
             if not option.switch or other is None:
                 continue
             against = own if option.against is None else dimension.options[option.against].changes
-            base = changed(layout, against)
+            base = changed(context.model, layout, against)
             effect = None if base is None or base == other else _effect(trials, option, base, other, job)
             if effect is not None:
                 had, advised = dimension.has(job, place), dimension.has(layout, place)
                 found.append(replace(effect, in_job=had, advised=advised))
-    return tuple(sorted(found, key=lambda one: -_gain(one)))
-
-
-def _gain(effect: SwitchEffect) -> float:
-    if effect.without_s is None or effect.with_s is None:
-        return -float("inf")
-    return effect.without_s / effect.with_s - 1.0
+    return tuple(sorted(found, key=lambda one: -(-1.0 if one.share is None else one.share)))
 
 
 def _effect(
@@ -312,7 +320,7 @@ def _gradients(layout: ParallelLayout, job: ParallelLayout, context: SwitchConte
     if layout.shard > 1 and _has(context, "overlap_parameters"):
         both = {"overlap_gradients": True, "overlap_parameters": True}
         options.append(_Option(OVERLAP_PARAMETERS, both, against=1, includes=(1,)))
-    return _Dimension(tuple(options))
+    return _Dimension(tuple(options), is_free=True)
 
 
 def _buckets(layout: ParallelLayout, job: ParallelLayout, context: SwitchContext) -> _Dimension | None:
@@ -351,7 +359,7 @@ def _pipeline(layout: ParallelLayout, job: ParallelLayout, context: SwitchContex
             return None
         on = _Option(OVERLAP_P2P, {**own, "overlap_p2p": True}, against=0, by_default=True)
         return _Dimension((_Option("", {**own, "overlap_p2p": False}), on))
-    layers = (context.num_layers + (2 if layout.tables_as_layers else 0)) // layout.pipeline
+    layers = (context.model.num_layers + (2 if layout.tables_as_layers else 0)) // layout.pipeline
     plain = {"schedule": PipelineSchedule.ONE_F_ONE_B, "chunks": 1, "overlap_p2p": False, "micro_batch_group": None}
     options = [_Option("no interleaving", plain, by_default=True)]
     for chunks in range(2, layers + 1):
@@ -371,7 +379,7 @@ def _groups(layout: ParallelLayout, job: ParallelLayout, context: SwitchContext)
 
 
 def _experts(layout: ParallelLayout, job: ParallelLayout, context: SwitchContext) -> _Dimension | None:
-    if not (can_overlap_experts(layout) and _has(context, "overlap_experts")):
+    if not (can_overlap_experts(context.model, layout) and _has(context, "overlap_experts")):
         return None
     off, on = {"overlap_experts": False}, {"overlap_experts": True}
     return _Dimension((_Option("", off), _Option(OVERLAP_EXPERTS, on, against=0)))
@@ -401,6 +409,6 @@ def considered(layout: ParallelLayout, context: SwitchContext) -> Iterator[Paral
     for make in _DIMENSIONS:
         dimension = make(layout, layout, context)
         for option in () if dimension is None else dimension.options:
-            other = changed(layout, option.changes)
+            other = changed(context.model, layout, option.changes)
             if other is not None and other != layout:
                 yield other
