@@ -426,3 +426,9 @@ def test_overlapped_experts_are_not_asked_where_megatron_refuses_them(
     assert step is not None
     assert can_overlap_experts(step.model, step.layout) is asked
     assert any("overlap_experts" in setting for _, _, setting, _ in switched_layouts(step)) is asked
+
+
+def test_two_interleaved_stages_that_wait_for_transfers_are_not_advised() -> None:
+    """Megatron-LM asserts more than two stages with --no-overlap-p2p-communication."""
+    waits = {"pipeline": 2, "data": 2, "schedule": "interleaved", "chunks": 2, "global_batch": 16}
+    assert "--no-overlap-p2p-communication" not in effects_of(raw("phi-2", "h100_dgx", **waits)).arguments

@@ -188,6 +188,9 @@ def search(job: ParallelLayout, context: SwitchContext, judge: Judge, may_try: C
     """The layout with the switches that pay; `judge` knows the job's own, which fits."""
     trials = _Trials(judge, may_try)
     layout = _without_choice(job, context)
+    begin = trials.of(layout)
+    if begin is None or begin.spent is None:
+        layout = job
     for _ in range(_MAX_ROUNDS):
         before = layout
         for make in _DIMENSIONS:
@@ -200,9 +203,17 @@ def search(job: ParallelLayout, context: SwitchContext, judge: Judge, may_try: C
 
 
 def _without_choice(job: ParallelLayout, context: SwitchContext) -> ParallelLayout:
-    """The job's layout with what Megatron-LM does whatever a launch says: it hides the input gradients' all-reduce."""
-    is_whole = job.tensor > 1 and not job.sequence_parallel
-    return replace(job, async_tensor=True) if is_whole and _has(context, "async_tensor") else job
+    """The job's layout with what Megatron-LM does whatever a launch says, and without what it refuses.
+
+    It hides the input gradients' all-reduce; it refuses two interleaved stages that wait for transfers (d98e8a64,
+    `training/arguments.py`).
+    """
+    found: dict[str, Any] = {}
+    if job.tensor > 1 and not job.sequence_parallel and _has(context, "async_tensor"):
+        found["async_tensor"] = True
+    if job.schedule is PipelineSchedule.INTERLEAVED and job.pipeline == 2 and _has(context, "overlap_p2p"):
+        found["overlap_p2p"] = True
+    return replace(job, **found)
 
 
 def taken(
