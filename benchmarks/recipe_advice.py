@@ -1,6 +1,6 @@
 """What `lagom plan --for megatron` advises on published recipes, against what the recipes switch on.
 
-    python benchmarks/recipe_advice.py training_steps_shown.csv [--into FILE] [--seconds 60]
+    python benchmarks/recipe_advice.py training_steps_shown.csv [--into docs/recipes.md] [--seconds 60]
 
 A row of the table of published training steps (Megatron-Bridge, NeMo; facts of each recipe:
 `training_steps/recipes.py`, `training_steps/nemo_recipes.py`) is a job: one per model, GPU, precision and degrees, of
@@ -33,6 +33,33 @@ from training_steps.jobs import case_of
 
 FRAMEWORKS: Final = ("Megatron-Bridge", "NeMo/Megatron")
 HEAD: Final = ("recipe", "measured", "recipe, predicted", "defaults", "advised", "where advice and recipe differ")
+
+
+EQUAL: Final = "equal"
+ABOUT: Final = """# Advice against published recipes
+
+Written by `benchmarks/recipe_advice.py` from the published training steps of Megatron-Bridge and NeMo, one row
+per model, GPU, precision and degrees, of the latest release that prints it. What each recipe switches on was
+read in NVIDIA's sources (`benchmarks/training_steps/recipes.py`, `nemo_recipes.py`, by release and commit).
+`lagom plan` is given the recipe's degrees, layers per stage, precision, recomputation and CUDA graphs with
+every overlap switch as Megatron-LM has it by default, and searches.
+
+"Measured" is the publisher's; all other times are predicted, of whole iterations: with the recipe's switches,
+with Megatron-LM's defaults, with the advised ones. A difference has its predicted figure: the share of the
+iteration that the switch takes off (negative: adds), all others as advised, and its bounds by the model's own
+error. Where the bounds hold zero the model cannot tell the two apart. No row here measures a recipe's choice
+against another one: where the advice differs, it is a prediction, and the recipe may be right for what is not
+modelled (memory of user buffers, a switch's maturity in that release).
+
+{num_equal} of {num} recipes are advised as they are.
+
+"""
+
+
+def page(lines: Sequence[str], num_equal: int) -> str:
+    """The table with what it is about."""
+    head = [f"| {' | '.join(HEAD)} |", f"|{'---|' * len(HEAD)}"]
+    return ABOUT.format(num_equal=num_equal, num=len(lines)) + "\n".join((*head, *lines)) + "\n"
 
 
 def job_of(case: StepCase) -> JobStep:
@@ -113,7 +140,7 @@ def row_of(case: StepCase, seconds: float) -> tuple[str, ...]:
     return (
         f"{case.what} {case.precision.products}",
         *map(format_seconds, times),
-        "; ".join(differences(told)) + cut or "equal",
+        "; ".join(differences(told)) + cut or EQUAL,
     )
 
 
@@ -131,16 +158,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 cases.append(case_of(row))
             except (LagomError, BadRowError, NotModelledError):
                 continue
-    lines = [f"| {' | '.join(HEAD)} |", f"|{'---|' * len(HEAD)}"]
+    lines: list[str] = []
+    num_equal = 0
     for case in distinct(cases):
         try:
-            line = f"| {' | '.join(row_of(case, asked.seconds))} |"
+            cells = row_of(case, asked.seconds)
         except LagomError as error:
-            line = f"| {case.what} | | | | | {error} |"
+            cells = (case.what, "", "", "", "", str(error))
+        line = f"| {' | '.join(cells)} |"
+        num_equal += cells[-1] == EQUAL
         print(line, flush=True)
         lines.append(line)
         if asked.into is not None:
-            asked.into.write_text("\n".join(lines) + "\n", encoding="utf-8")
+            asked.into.write_text(page(lines, num_equal), encoding="utf-8")
     return 0
 
 

@@ -14,6 +14,7 @@ from lagom_overlap.planners.base import Plan
 from lagom_overlap.planners.carriers import SETTINGS_PLANNERS, Carrier
 from lagom_overlap.planners.deadline import SearchBudget, ended_by_ctrl_c
 from lagom_overlap.planners.effects import MIN_GAIN
+from lagom_overlap.planners.fsdp2 import memory_limit_bytes
 from lagom_overlap.planners.megatron.settings import MegatronSettings
 from lagom_overlap.planners.memory import refuse_beyond
 from lagom_overlap.planners.simulated import NO_CONFIGS, SimulatedPlan, Simulation, simulated
@@ -335,7 +336,7 @@ def plan_result(given: PlanInput, found: Planned, *, carrier: Carrier | None, fi
         iteration_s=PlannedIteration(before=before.makespan_s, after=after.makespan_s, lower_bound=plan.lower_bound_s),
         exposed_comm_s=BeforeAfter(before=before.exposed_s, after=after.exposed_s),
         peak_memory_bytes=PeakMemory(
-            before=before.peak_bytes, after=after.peak_bytes, limit=_limit_bytes(given, megatron)
+            before=before.peak_bytes, after=after.peak_bytes, limit=_limit_bytes(given, found)
         ),
         is_optimal=plan.is_optimal,
         decisions=decisions_of(given.problem.iteration, plan) if plan.rewrites else (),
@@ -357,10 +358,12 @@ def plan_result(given: PlanInput, found: Planned, *, carrier: Carrier | None, fi
     )
 
 
-def _limit_bytes(given: PlanInput, megatron: MegatronEffects | None) -> int | None:
-    """The most that a plan may hold: the job's limit; of switches, which `lagom simulate` refuses beyond, the GPU's."""
+def _limit_bytes(given: PlanInput, found: Planned) -> int | None:
+    """The most that the plan may hold: of switches and settings without a limit the GPU's, or what of it is usable."""
     limit, gpu = given.problem.memory_limit_bytes, given.problem.cluster.gpu.memory_bytes
-    return limit if megatron is None else gpu if limit is None else min(limit, gpu)
+    if found.megatron is not None:
+        return gpu if limit is None else min(limit, gpu)
+    return memory_limit_bytes(given.problem) if found.plan.planner == SETTINGS_PLANNERS[Carrier.FSDP2] else limit
 
 
 def _how_sure(found: Planned) -> tuple[str, ...]:
