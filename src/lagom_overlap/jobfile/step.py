@@ -312,10 +312,11 @@ def job_step(spec: JobSpec) -> JobStep | None:
     parallel = spec.parallel
     rules = rules_in_release(load_rules(parallel.framework_name), parallel.framework_release)
     check_switches(parallel, rules.name)
-    model, layout = model_of(spec.model), parallel.layout()
+    model, precision = model_of(spec.model), precision_of(spec, rules)
+    layout = rules.completed(parallel, precision)
     cluster = cluster_for(spec, layout)
     check_layout(model, layout, cluster, spec.model.seq_len)
-    framework, precision = load_framework(rules.name), precision_of(spec, rules)
+    framework = load_framework(rules.name)
     _check_products(precision.products, cluster.gpu)
     _check_block_scaled(spec, rules.name, cluster.gpu)
     _check_attention(spec, parallel)
