@@ -45,7 +45,7 @@ def headline(result: PlanResult) -> str:
     over = times.after / times.lower_bound - 1 if times.lower_bound else 0.0
     where = "above" if over >= 0 else "below"
     bound = "the lower bound" if over >= 0 else "the lower bound of the step before"
-    unpriced = ", which knows no contention" if result.simulation != Simulation.ALONE else ""
+    unpriced = ", which assumes no contention" if result.simulation != Simulation.ALONE else ""
     run, measured = result.execution, ""
     if run is not None:
         ratio = run.speedup
@@ -98,7 +98,7 @@ def decision_text(decision: PlanDecision) -> str:
 
 
 def decisions_headline(decisions: Sequence[PlanDecision]) -> str:
-    """How many collectives are treated otherwise, and how many computations are cut alone."""
+    """How many collectives are changed, and how many computations are split on their own."""
     num_comps = sum(decision.is_computation for decision in decisions)
     alone = f", {num_comps} computation{'s'[: num_comps > 1]} cut alone" if num_comps else ""
     return f"{len(decisions) - num_comps} collectives changed{alone}"
