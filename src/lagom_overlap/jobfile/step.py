@@ -194,7 +194,7 @@ def release_notes(parallel: ParallelTable, layout: ParallelLayout) -> list[str]:
 
 
 def filled_cluster(table: ClusterTable, num_ranks: int) -> Cluster:
-    """The cluster that `[cluster]` states; without a number of nodes, as many as so many ranks fill.
+    """The cluster that `[cluster]` states; without a number of nodes, as many as the ranks fill.
 
     Raises:
         UnknownNameError: if there is no such preset.
@@ -243,7 +243,7 @@ def check_switches(parallel: ParallelTable, framework: str) -> None:
     """Refuses keys that the job's framework has no switch for.
 
     Raises:
-        JobError: naming the key, the framework, and those that have it.
+        JobError: naming the key, the framework, and the frameworks that have it.
     """
     default = ParallelTable()
     for key, having in switches().items():

@@ -22,7 +22,7 @@ from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
 class PlannedIteration:
     """Predicted makespans (s): as the framework issues it, as planned, and a bound of the unsplit graph's schedules.
 
-    The bound knows no contention; there is none (None) of a whole iteration with a framework's settings.
+    The bound assumes no contention; there is none (None) of a whole iteration with a framework's settings.
     """
 
     before: float
@@ -64,7 +64,7 @@ class PlanExecution:
     equal bit for bit. `speedup` is the ratio of the two in the same round, `judgement` whether the sequential test of
     every verdict tells the plan from the program. Of a framework's step run with settings, losses of every step and
     parameters at the end are compared (losses alone where the plan rounds gradients), `order_digest` is the settings',
-    and nothing is known of what is exposed.
+    and the exposed time is unknown.
     """
 
     backend: str

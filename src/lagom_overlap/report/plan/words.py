@@ -42,7 +42,7 @@ def headline(result: PlanResult) -> str:
     """One sentence: what was measured, where it ran; the step before and after, how that is known, and the bound."""
     times = result.iteration_s
     gain = times.before / times.after
-    unpriced = ", which knows no contention" if result.simulation != Simulation.ALONE else ""
+    unpriced = ", which assumes no contention" if result.simulation != Simulation.ALONE else ""
     run, measured = result.execution, ""
     if run is not None:
         ratio = run.speedup
@@ -104,7 +104,7 @@ def decision_text(decision: PlanDecision) -> str:
 
 
 def decisions_headline(decisions: Sequence[PlanDecision]) -> str:
-    """How many collectives are treated otherwise, and how many computations are cut alone."""
+    """How many collectives are changed, and how many computations are split on their own."""
     num_comps = sum(decision.is_computation for decision in decisions)
     alone = f", {num_comps} computation{'s'[: num_comps > 1]} cut alone" if num_comps else ""
     return f"{len(decisions) - num_comps} collectives changed{alone}"
