@@ -1,19 +1,19 @@
-"""Megatron's notes on communication overlap: hidden shares, recommended switches."""
+"""Megatron's notes on communication overlap: hidden shares, and their impossible table.
+
+What each switch brings is `benchmarks/recipe_advice.py`'s, on whole iterations.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.planners.base import OpTimes, PlanProblem
 from lagom_overlap.planners.deadline import SearchBudget
-from lagom_overlap.planners.megatron.advice import Trials, advise, recommended, scale_of
 from lagom_overlap.planners.megatron.flags import MegatronFlags, TensorOverlap
 from lagom_overlap.planners.megatron.planner import Megatron
 from lagom_overlap.planners.megatron.roles import MegatronRole, Roles
 from lagom_overlap.planners.predict import predict
 from lagom_overlap.planners.step_index import StepIndex
-from lagom_overlap.sim.framework import FrameworkModel
 from lagom_overlap.workload import Op
 from lagom_overlap.workload.models import load_model
 from lagom_overlap.workload.parallel import ParallelLayout
@@ -31,7 +31,7 @@ NOTES_HIDDEN = {
 
 
 def megatron(work: SearchBudget) -> Iterator[str]:
-    """The notes' shares and recommendations on their own model, and their impossible table."""
+    """The notes' shares on their own model, and their impossible table."""
     cluster = load_preset("h100_dgx", 8)
     model = replace(load_model("llama-3-70b"), num_layers=20)
     layout = ParallelLayout(tensor=4, data=4, zero_stage=1, sequence_parallel=True, micro_batch=1, global_batch=4 * 8)
@@ -57,32 +57,6 @@ def megatron(work: SearchBudget) -> Iterator[str]:
         f"{LLAMA_70B.least_s(links_run_together=True):.2f} s (one stream of communication: "
         f"{LLAMA_70B.least_s(links_run_together=False):.2f} s)."
     )
-    yield ""
-    yield "## Megatron: what each recommended switch brings"
-    yield ""
-    yield "Without contention, and with it (there `--tp-comm-overlap` runs from userbuffers: no copies, copy engines)."
-    yield ""
-    rows = []
-    contended = FrameworkModel(ContentionModel(cluster, load_profile("plausible")))
-    for num_gpus in (64, 256, 1024):
-        scale = scale_of(num_gpus)
-        chosen = recommended(scale)
-        contended_switches = {one.switch: one for one in advise(Trials(problem, contended), chosen)}
-        for one in advise(Trials(problem), chosen):
-            other = contended_switches.get(one.switch)
-            rows.append(
-                [
-                    scale,
-                    one.switch,
-                    f"{one.without_s * 1e3:.0f}",
-                    f"{one.with_s * 1e3:.0f}",
-                    f"{one.gain:.1%}",
-                    f"{Trials(problem, contended).step_s(chosen) * 1e3:.0f}",
-                    "-" if other is None else f"{other.gain:.1%}",
-                ]
-            )
-    head = ("scale", "switch", "without it, ms", "with it, ms", "gain", "contended, ms", "gain, contended")
-    yield from table(head, rows)
 
 
 def hidden_share(problem: PlanProblem, flags: MegatronFlags, role: MegatronRole) -> tuple[float, float]:

@@ -76,7 +76,7 @@ def test_a_killed_job_goes_on_behind_its_journal(tmp_path: Path) -> None:
     assert kept >= 3
     again = job(tmp_path / "again", steps=8, tuner={"journal": str(journal)}).start()
     again.results()
-    assert "going on behind them" in again.words()
+    assert "resuming from the journal" in again.words()
 
 
 def test_settings_of_another_world_size_or_damaged_ones_are_refused_in_words(tmp_path: Path) -> None:

@@ -206,7 +206,7 @@ def test_a_neighbour_that_comes_and_goes_is_told_and_tunes_nothing_again() -> No
     job.run(480)
     assert {state for state, _ in job.plans[0][320:]} == {SwitchState.WATCH}
     # The last step of a window of 8 is not among those that rank 0 hears of: 26 of 30.
-    words = "4 slow phases of 26 steps in the median, 27 at most, ended without us; steps took 1.20 times as long"
+    words = "4 slow phases ended by themselves (median 26 steps, longest 27; steps took 1.20 times as long)"
     assert {member.plan.reason for member in job.members} == {f"{settled}; {words}"}
     assert not job.meeting.mismatches
 

@@ -1,5 +1,6 @@
 """The watcher: deaf to noise, patient with what ends by itself, awake to what lasts."""
 
+import re
 from math import exp
 from random import Random
 
@@ -44,7 +45,7 @@ def test_a_lasting_change_is_found_once_it_has_lasted_as_long_as_was_asked(
 
 def test_an_alarm_says_what_steps_took_and_take() -> None:
     found = Watcher(1.08, PATIENCE).see([*[1.0] * 300, *[1.25] * 80])
-    assert found == "steps take 1.25 s, they took 1.00 s when settled"
+    assert found == "steps became slower: 1.00 s when settled, 1.25 s now"
 
 
 def test_the_same_times_alarm_at_the_same_step_however_they_are_cut_into_windows() -> None:
@@ -72,9 +73,9 @@ def test_slow_phases_that_end_by_themselves_are_told_with_their_number_length_an
     assert phases.num_over == 60
     assert abs(phases.longest_steps - max(lengths[-20:])) <= 2
     words = phases.words()
-    assert words.startswith("60 slow phases of ")
-    assert words.endswith("steps took 1.15 times as long")
-    said = [int(word) for word in words.split() if word.isdigit()]
+    assert words.startswith("60 slow phases ended by themselves (")
+    assert words.endswith("steps took 1.15 times as long)")
+    said = [int(word) for word in re.findall(r"\b\d+\b(?!\.)", words)]
     assert abs(said[1] - sorted(lengths)[30]) <= 2
     assert abs(said[2] - max(lengths)) <= 2
 
@@ -138,7 +139,7 @@ def test_what_is_long_ago_makes_nobody_wait() -> None:
     for _ in range(20):
         phases.add(SlowPhase(num_steps=10, ratio=1.1))
     assert Watcher(1.08, PATIENCE, phases).patience == PATIENCE
-    assert phases.words().startswith("21 slow phases of 10 steps in the median, 300 at most")
+    assert phases.words().startswith("21 slow phases ended by themselves (median 10 steps, longest 300;")
 
 
 def test_bursts_and_late_steps_are_no_change() -> None:

@@ -13,12 +13,18 @@ from lagom_overlap.capturing.fake_tensor import capture_step
 from lagom_overlap.capturing.models.degrees import Degrees
 from lagom_overlap.capturing.models.named import decoder_step
 from lagom_overlap.errors import JobError
+from lagom_overlap.hardware import load_preset
+from lagom_overlap.jobfile.spec import parse_job
 from lagom_overlap.planners.base import PlanProblem
+from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.planners.deadline import SearchBudget
 from lagom_overlap.planners.effects import MIN_GAIN
 from lagom_overlap.planners.fsdp2 import Fsdp2
 from lagom_overlap.planners.simulated import SimulatedPlan, simulated
+from lagom_overlap.units import format_memory
+from lagom_overlap.verbs.plan import PlanRequest, run_plan
 from lagom_overlap.verbs.plan_apply import apply_fsdp2
+from lagom_overlap.verbs.plan_problem import read_input
 from lagom_overlap.workload import CompOp, Iteration, MemoryBound
 from lagom_overlap.workload.fsdp2.reduced import in_param_dtype
 from lagom_overlap.workload.fsdp2.reissue import reissued
@@ -183,3 +189,17 @@ def test_every_layout_is_issued_as_pytorch_does_with_parameters_kept_and_without
         pytorchs_own = simulated(real, real.unplanned)
         assert made.makespan_s == pytest.approx(pytorchs_own.makespan_s, rel=1e-9)
         assert made.peak_bytes == pytorchs_own.peak_bytes
+
+
+def test_the_limit_that_is_shown_is_the_one_that_the_search_keeps() -> None:
+    """Nine tenths of the GPU's memory, where the job has no limit of its own."""
+    job = {
+        "job": {"name": "one"},
+        "model": {"name": "phi-2", "seq_len": 1024},
+        "cluster": {"preset": "a40_nvlink"},
+        "parallel": {"fsdp": 8},
+    }
+    result = run_plan(read_input(parse_job(job, "job.toml")), PlanRequest(carrier=Carrier.FSDP2))
+    limit = result.peak_memory_bytes.limit
+    assert limit == int(0.9 * load_preset("a40_nvlink").gpu.memory_bytes)
+    assert any(f"fits {format_memory(limit)}" in note for note in result.notes)

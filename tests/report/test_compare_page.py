@@ -54,7 +54,7 @@ def test_a_comparison_that_ended_before_a_measurement_has_a_page_without_a_figur
     assert "<figure>" not in page
     even = render_comparison(comparison(tuner("lagom", 0.1, 1.005)))
     assert "lagom has the shortest makespan of 1" in even
-    assert "not separable from the default" in even
+    assert "not measurably different from the default" in even
     assert "1 searches were done" in page
 
 

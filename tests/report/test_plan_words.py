@@ -65,7 +65,7 @@ RUN = PlanExecution(
 )
 BOUND = "20.00% above the lower bound, 500 ms"
 GAIN = "1.00 s -> 600 ms (1.667x)"
-PREDICTION = f"{GAIN} against FSDP2's own order, simulated with contention; {BOUND}, which knows no contention"
+PREDICTION = f"{GAIN} against FSDP2's own order, simulated with contention; {BOUND}, which assumes no contention"
 
 
 def test_a_plan_that_nothing_ran_says_whose_order_it_is_compared_with_and_that_it_was_simulated_with_contention():

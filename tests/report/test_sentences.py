@@ -82,9 +82,9 @@ def test_a_gain_that_the_test_cannot_tell_is_said_not_to_be_adopted_and_why(repo
     )
     text = headline(changed(report, verdict=replace(verdict_of(ratio, adopted=False), judgement=unclear)))
     assert text == (
-        "Not adopted: tuned is not separable from the native PyTorch call: 1.030× its speed "
+        "Not adopted: tuned is not measurably different from the native PyTorch call: 1.030× its speed "
         "(median of 11 shuffled pairs, quartiles 0.996–1.060, 7/11 wins). "
-        "By the sequential test 1.030x (0.980 to 1.070), neither faster nor slower beyond doubt in 11 pairs, "
+        "By the sequential test 1.030x (0.980 to 1.070), not proven faster or slower in 11 pairs, "
         "noise 1.20%: the native PyTorch call stays."
     )
 
@@ -174,7 +174,9 @@ def test_the_best_fixed_setting_is_named(report):
     )
     even = replace(EIGHTEEN, median_ratio=0.98, q25=0.97, q75=1.02)
     verdict = replace(verdict_of(EIGHTEEN, adopted=True, fixed_max=even), best_fixed="fixed_max")
-    assert fixed_sentence(changed(report, verdict=verdict)).startswith("Tuned is not separable from the better of all")
+    assert fixed_sentence(changed(report, verdict=verdict)).startswith(
+        "Tuned is not measurably different from the better of all"
+    )
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ MIXTURE = {"data": 8, "expert": 8, "global_batch": 16, "tensor": 2}
 @pytest.mark.parametrize(
     ("framework", "stage", "offered"),
     [
-        ("megatron", 1, {"overlap_experts", "dispatcher", "overlap_tensor", "overlap_parameters"}),
+        ("megatron", 1, {"overlap_experts", "dispatcher", "overlap_tensor", "overlap_gradients"}),
         ("torchtitan", 3, {"dispatcher", "prefetch", "zero_stage"}),
         ("fsdp2", 3, {"prefetch", "zero_stage"}),
         ("deepspeed", 3, {"prefetch"}),

@@ -64,7 +64,7 @@ def test_a_recommendation_that_was_never_measured_is_measured_once() -> None:
     guarded = Guarded(Scripted([1], incumbent=2), (PROBLEM,))
     trials = drive(guarded, TABLE)
     assert asked(trials)[:3] == [(None,), (1,), (2,)]
-    assert "never measured" in trials[2].reasons["g"]
+    assert "not measured yet" in trials[2].reasons["g"]
     assert asked(trials)[3:] == [(None,)]  # 5 s against 6 s: one repetition shows that there is no noise
     assert channels(guarded.recommend()["g"]) == (2,)
 

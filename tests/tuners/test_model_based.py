@@ -295,7 +295,7 @@ def test_all_work_is_spread_over_steps_that_do_not_grow_with_the_groups() -> Non
     run = overlap(2)
     tuner = ModelBased(problems, step_work=60_000)
     trials = drive(tuner, run)
-    waited = [sum(reason.startswith("once more") for reason in trial.reasons.values()) for trial in trials]
+    waited = [sum(reason.startswith("repeated") for reason in trial.reasons.values()) for trial in trials]
     assert max(len(trial.assignments) - num for trial, num in zip(trials[1:], waited[1:], strict=True)) <= 6
     for made in problems:
         assert makespan_s(run, tuner.recommend()[made.group.name]) <= 1.05 * shortest_s(problems[:1], run)

@@ -1,296 +1,434 @@
-"""Megatron's switches one by one, on jobs with and without a pipeline."""
+"""Megatron-LM's switches: every figure is `lagom simulate`'s of the job with the keys typed by hand."""
 
+import random
+import tomllib
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lagom_overlap.collective import Collective, CollectiveKind
-from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.errors import JobError
 from lagom_overlap.export.tp_overlap import tp_overlap_yaml
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.jobfile.job import Job
-from lagom_overlap.jobfile.spec import read_job
-from lagom_overlap.planners.base import PlanProblem
+from lagom_overlap.jobfile.spec import parse_job
 from lagom_overlap.planners.deadline import SearchBudget
-from lagom_overlap.planners.effects import MIN_GAIN, SwitchAdvice
-from lagom_overlap.planners.megatron.flags import MegatronFlags, TensorOverlap
-from lagom_overlap.planners.simulated import simulated
-from lagom_overlap.planners.times import ModelTimes
-from lagom_overlap.results.plan import MegatronEffects
-from lagom_overlap.verbs.plan import PlanRequest, planned, run_plan
-from lagom_overlap.verbs.plan_megatron import EXPERTS_SWITCH, UNTRIED, megatron_lines, megatron_plan
-from lagom_overlap.verbs.plan_problem import PLAIN_PIPELINE, read_input
+from lagom_overlap.planners.megatron.search import SwitchContext, SwitchEffect, Verdict, considered
+from lagom_overlap.planners.megatron.settings import MegatronSettings, environment
+from lagom_overlap.results.plan import MegatronEffects, PlanResult
+from lagom_overlap.results.simulate import SimulateResult
+from lagom_overlap.sim.what_if import LEAST
+from lagom_overlap.verbs.plan import PlanRequest, run_plan
+from lagom_overlap.verbs.plan import planned as planned_by
+from lagom_overlap.verbs.plan_megatron import NOTHING_GAINS, PLAIN_PIPELINE, UNTRIED, megatron_plan
+from lagom_overlap.verbs.plan_problem import PlanInput, read_input
 from lagom_overlap.verbs.simulate import SimulateRequest, run_simulate
-from lagom_overlap.workload import CommOp, CompOp, Iteration, MemoryBound
+from lagom_overlap.verbs.simulate_what_if import switched_layouts
+from lagom_overlap.workload.parallel import ParallelLayout
+from lagom_overlap.workload.precision import Precision, ProductFormat
+from lagom_overlap.workload.step.switches import can_overlap_experts
 
-JOB = """
-[job]
-name = "phi"
-[model]
-name = "phi-2"
-seq_len = 1024
-[cluster]
-preset = "a100_dgx"
-[parallel]
-tensor = 2
-data = 2
-sequence_parallel = true
-"""
+EXAMPLES = [
+    path for path in sorted(Path("examples").glob("*.toml")) if "megatron" in path.name or "gpt_175b" in path.name
+]
+Raw = dict[str, dict[str, Any]]
 
 
-def advised(tmp_path: Path, more: str, planner: str = "megatron") -> tuple[MegatronEffects | None, str]:
-    path = tmp_path / "job.toml"
-    path.write_text(JOB + more)
-    result = run_plan(read_input(path), PlanRequest(planner=planner))
-    return result.megatron, " ".join(result.notes)
+def raw(model: str, preset: str, seq_len: int = 1024, **parallel: object) -> Raw:
+    return {
+        "job": {"name": "one"},
+        "model": {"name": model, "seq_len": seq_len},
+        "cluster": {"preset": preset},
+        "parallel": parallel,
+    }
 
 
-def test_a_pipeline_is_planned_by_stage_and_its_transfers_are_advised(tmp_path: Path) -> None:
-    found, notes = advised(tmp_path, "pipeline = 4\nzero_stage = 1\nglobal_batch = 16\n")
-    assert isinstance(found, MegatronEffects)
-    assert (found.scale, found.num_gpus, found.is_contended) == ("small", 16, True)
-    assert found.step_s < found.without_overlap_s
-    assert "--use-nccl-ub" not in found.arguments  # parameters are whole in backward: no Megatron-FSDP
-    pipeline = found.pipeline
-    assert pipeline is not None
-    assert (pipeline.check.num_micro_batches, pipeline.check.wanted_micro_batches) == (8, 16)
-    assert pipeline.check.bubble == pytest.approx(3 / 8)
-    assert pipeline.slot.backward_s == pytest.approx(2 * pipeline.slot.forward_s, rel=0.15)
-    first = pipeline.switches[0]
-    assert first.switch.startswith("--num-layers-per-virtual-pipeline-stage")
-    assert first.without_s / first.with_s > 1
-    assert "one micro-batch through the first of 4 stages" in notes
+PHI: Mapping[str, Any] = {"tensor": 2, "data": 2, "zero_stage": 1, "global_batch": 8}
+LLAMA_70B: Mapping[str, Any] = {
+    "tensor": 4, "pipeline": 4, "context": 2, "data": 2, "sequence_parallel": True, "schedule": "interleaved",
+    "chunks": 5, "overlap_p2p": True, "zero_stage": 1, "global_batch": 128,
+}  # fmt: skip
+"""Of NVIDIA's recipe for 64 H100."""
+MIXTURE: Mapping[str, Any] = {"pipeline": 4, "data": 8, "expert": 8, "zero_stage": 1, "global_batch": 64}
+JOBS: Mapping[str, Raw] = {
+    "phi": raw("phi-2", "a100_dgx", **PHI),
+    "phi_in_a_pipeline": raw("phi-2", "a100_dgx", **PHI, pipeline=4, sequence_parallel=True),
+    "mixture": raw("mixtral-8x7b", "h100_dgx", 2048, **MIXTURE),
+    "mixture_interleaved": raw(
+        "mixtral-8x7b", "h100_dgx", 2048, **MIXTURE, schedule="interleaved", chunks=4, overlap_p2p=True
+    ),
+    "sharded": raw("llama-3-8b", "h100_dgx", 4096, data=8, zero_stage=3, global_batch=16),
+    "deepspeed": raw("phi-2", "a100_dgx", **PHI, framework="megatron_deepspeed"),
+    "uneven": raw(  # 94 layers: 12 a stage with the tables, and 11 on the first and the last
+        "qwen3-235b-a22b", "h100_dgx", 2048, pipeline=8, data=8, expert=8, tables_as_layers=True, zero_stage=1,
+        global_batch=64, recompute="full",
+    ),
+}  # fmt: skip
 
 
-def test_registered_buffers_are_advised_where_parameters_are_sharded(tmp_path: Path) -> None:
-    found, _ = advised(tmp_path, "zero_stage = 3\nglobal_batch = 4\n")
-    assert isinstance(found, MegatronEffects)
-    assert "--use-nccl-ub" in found.arguments
-    assert found.pipeline is None
+def generated(seed: int) -> Raw:
+    """Some job of Megatron-LM that fits."""
+    dice = random.Random(seed)
+    pipeline, tensor = dice.choice((1, 2, 4)), dice.choice((1, 2))
+    data = dice.choice((2, 4))
+    parallel: dict[str, Any] = {
+        "pipeline": pipeline, "tensor": tensor, "data": data, "zero_stage": dice.choice((0, 1)),
+        "global_batch": data * pipeline * dice.choice((2, 3)), "sequence_parallel": tensor > 1 and dice.random() < 0.5,
+    }  # fmt: skip
+    if pipeline > 1 and dice.random() < 0.5:
+        parallel |= {"schedule": "interleaved", "chunks": dice.choice((2, 4)), "overlap_p2p": dice.random() < 0.5}
+    if dice.random() < 0.5:
+        parallel |= {"overlap_gradients": True, "overlap_parameters": parallel["zero_stage"] == 1}
+    return raw("phi-2", dice.choice(("a100_dgx", "h100_dgx")), dice.choice((512, 1024)), **parallel)
 
 
-def test_the_advice_holds_no_switch_that_is_predicted_to_lose(tmp_path: Path) -> None:
-    found, _ = advised(tmp_path, "zero_stage = 1\nglobal_batch = 4\n")
-    assert isinstance(found, MegatronEffects)
-    lines = "\n".join(megatron_lines(found))
-    for one in found.not_advised:
-        assert one.switch not in found.arguments
-        assert f"{one.switch}: not advised" in lines
-        assert one.gain <= MIN_GAIN
-        assert one.without_s == found.step_s
-    for one in found.switches:
-        assert f"{one.switch}: not advised" not in lines  # it is among the arguments
-        assert one.gain > MIN_GAIN or f"{one.switch}: " in lines
+def given(job: Raw) -> PlanInput:
+    found = read_input(parse_job(job, "job.toml"))
+    return replace(found, problem=replace(found.problem, budget_s=1e3))
 
 
-def test_a_switch_that_another_needs_is_said_to_be_kept_for_it(tmp_path: Path) -> None:
-    found, _ = advised(tmp_path, "zero_stage = 1\nglobal_batch = 4\n")
-    assert isinstance(found, MegatronEffects)
-    little = SwitchAdvice(switch="--overlap-grad-reduce", without_s=1.007, with_s=1.0)
-    both = replace(found, arguments=("--overlap-grad-reduce", "--overlap-param-gather"), switches=(little,))
-    assert "   +0.7% --overlap-grad-reduce: --overlap-param-gather needs it" in megatron_lines(both)
+def planned(job: Raw, **asked: Any) -> PlanResult:
+    return run_plan(given(job), PlanRequest(**asked))
 
 
-def test_sequence_parallelism_is_predicted_on_its_own_step_and_advised_if_it_gains(tmp_path: Path) -> None:
-    path = tmp_path / "job.toml"
-    path.write_text(JOB.replace("sequence_parallel = true\n", "zero_stage = 1\nglobal_batch = 4\n"))
-    result = run_plan(read_input(path), PlanRequest(out=tmp_path / "run"))
-    assert (result.carrier, result.planner) == ("megatron", "megatron")
-    found = result.megatron
+def effects_of(job: Raw) -> MegatronEffects:
+    found = planned(job).megatron
     assert found is not None
-    row = next(one for one in (*found.switches, *found.not_advised) if one.switch == "--sequence-parallel")
-    assert ("--sequence-parallel" in found.arguments) == (row.gain > MIN_GAIN)
-    assert result.iteration_s.after == found.step_s < result.iteration_s.before
-    assert found.environment == {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    return found
+
+
+def typed(job: Raw, keys: Mapping[str, object]) -> SimulateResult:
+    """`lagom simulate` of the job with keys of [parallel] typed by hand."""
+    written = {
+        key: value for key, value in {**job["parallel"], **keys}.items() if (key, value) != ("micro_batch_group", 0)
+    }
+    return run_simulate(SimulateRequest(job=Job(parse_job({**job, "parallel": written}, "job.toml"))))
+
+
+def row(effects: MegatronEffects, switch: str) -> SwitchEffect:
+    return next(one for one in effects.switches if one.switch.startswith(switch))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "job",
+    [
+        *(pytest.param(tomllib.loads(path.read_text()), id=path.stem) for path in EXAMPLES),
+        *(pytest.param(job, id=name) for name, job in JOBS.items()),
+        *(pytest.param(generated(seed), id=f"generated {seed}") for seed in range(20)),
+    ],
+)
+def test_before_after_and_every_line_are_simulates_figures_of_the_job_with_these_keys(job: Raw) -> None:
+    result = planned(job)
+    effects, simulated = result.megatron, {}
+    assert effects is not None
+
+    def simulate(keys: Mapping[str, object]) -> SimulateResult:
+        return simulated.setdefault(tuple(sorted(keys.items())), typed(job, keys))  # type: ignore[no-any-return]
+
+    before, after = typed(job, {}), simulate(effects.changes)
+    assert (result.iteration_s.before, result.iteration_s.after) == (before.iteration_s, after.iteration_s)
+    assert (result.peak_memory_bytes.before, result.peak_memory_bytes.after) == (
+        before.memory_bytes,
+        after.memory_bytes,
+    )
+    assert result.peak_memory_bytes.limit == after.memory_limit_bytes
+    assert effects.switches or job["parallel"]["zero_stage"] == 3  # Megatron-FSDP overlaps all it has
+    for one in effects.switches:
+        if one.with_s is not None:
+            found = simulate(one.with_keys)
+            assert (one.with_s, one.memory_bytes) == (found.iteration_s, found.memory_bytes), one.switch
+        if one.without_s is not None:
+            assert one.without_s == simulate(one.without_keys).iteration_s, one.switch
+
+
+def test_a_job_that_says_nothing_has_megatrons_defaults(tmp_path: Path) -> None:
+    """`--overlap-grad-reduce` is off by default; the headline is against that, and the file switches it on."""
+    job = {**JOBS["phi"], "parallel": {**PHI, "sequence_parallel": True}}
+    assert typed(job, {}).iteration_s == typed(job, {"overlap_gradients": False}).iteration_s
+    result = planned(job, out=tmp_path / "run")
+    assert result.baseline == "Megatron-LM's defaults"
+    assert result.megatron is not None
+    assert result.megatron.default_s > result.iteration_s.after
+    assert row(result.megatron, "--overlap-grad-reduce").by_default is False
+    assert "--overlap-grad-reduce" in result.megatron.arguments
+
+
+def test_the_bucket_of_a_job_that_says_nothing_is_megatrons_rule() -> None:
+    """The larger of 40 million gradients and a million per data-parallel rank."""
+    step = Job(parse_job(raw("phi-2", "h100_dgx", data=64, zero_stage=1), "job.toml")).step
+    assert step is not None
+    assert step.layout.bucket_bytes == 4 * 64_000_000
+
+
+@pytest.mark.parametrize("name", ["phi", "sharded", "mixture"])
+def test_the_argument_file_is_always_written_and_whole(tmp_path: Path, name: str) -> None:
+    first = planned(JOBS[name])
+    assert first.megatron is not None
+    as_advised = {**JOBS[name], "parallel": {**JOBS[name]["parallel"], **_keys(first.megatron.changes)}}
+    again = planned(as_advised, out=tmp_path / "run")
+    assert NOTHING_GAINS in again.notes
+    assert again.megatron is not None
+    assert again.megatron.arguments == first.megatron.arguments
     written = (tmp_path / "run" / "megatron_args.sh").read_text()
-    assert "export CUDA_DEVICE_MAX_CONNECTIONS=1" in written
-    assert f'MEGATRON_OVERLAP_ARGS="{" ".join(found.arguments)}"' in written
-    applied = run_plan(read_input(path), PlanRequest(apply=tmp_path / "run" / "plan.toml"))
-    assert applied.megatron is not None
-    assert applied.megatron.arguments == found.arguments
+    assert f'MEGATRON_OVERLAP_ARGS="{" ".join(again.megatron.arguments)}' in written
+    for one in again.megatron.switches:
+        assert f"{one.switch}: {one.verdict}" in written
+    for missing in again.megatron.not_modelled:
+        assert f"not modelled: {missing.argument}: {missing.why}" in written
 
 
-def test_an_applied_plan_with_sequence_parallelism_is_predicted_on_the_step_that_has_it(tmp_path: Path) -> None:
-    """The figure is that of the same switches in a job that asks for sequence parallelism itself."""
-    path, with_it = tmp_path / "job.toml", tmp_path / "with.toml"
-    with_it.write_text(JOB + "zero_stage = 1\nglobal_batch = 4\n")
-    path.write_text(with_it.read_text().replace("sequence_parallel = true\n", ""))
-    run_plan(read_input(path), PlanRequest(out=tmp_path / "run"))
-    plan = tmp_path / "run" / "plan.toml"
-    head, _, _ = plan.read_text().partition("[megatron]")
-    plan.write_text(f"{head}[megatron]\nsequence_parallel = true\n")
-    applied = run_plan(read_input(path), PlanRequest(apply=plan))
-    given = read_input(with_it)
-    other = megatron_plan(given.problem, given.num_ranks, wanted=MegatronFlags())
-    assert applied.iteration_s.after == other.step.makespan_s
-    assert applied.megatron is not None
-    assert "--sequence-parallel" in applied.megatron.arguments
-    row = next(one for one in applied.megatron.switches if one.switch == "--sequence-parallel")
-    assert row.with_s == applied.iteration_s.after != row.without_s
+def _keys(changes: Mapping[str, object]) -> dict[str, object]:
+    return {key: value for key, value in changes.items() if (key, value) != ("micro_batch_group", 0)}
 
 
-def test_sequence_parallelism_of_a_step_without_tensor_parallelism_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "job.toml"
-    path.write_text(JOB.replace("tensor = 2\n", "").replace("sequence_parallel = true\n", "zero_stage = 1\n"))
-    run_plan(read_input(path), PlanRequest(out=tmp_path / "run"))
-    plan = tmp_path / "run" / "plan.toml"
-    plan.write_text(plan.read_text().replace("sequence_parallel = false", "sequence_parallel = true"))
-    with pytest.raises(JobError, match="cannot be predicted with sequence parallelism"):
-        run_plan(read_input(path), PlanRequest(apply=plan))
+def test_what_simulate_suggests_plan_considers() -> None:
+    for name, job in JOBS.items():
+        step = Job(parse_job(job, "job.toml")).step
+        assert step is not None
+        context = SwitchContext(model=step.model, rules=step.rules, precision=step.precision, gpu=step.cluster.gpu)
+        tried = {_switches(layout) for layout in considered(step.layout, context)}
+        for _, _, setting, layout in switched_layouts(step):
+            assert _switches(layout) in tried, (name, setting)
 
 
-def test_a_spent_budget_leaves_switches_untried_and_says_so(tmp_path: Path) -> None:
-    path = tmp_path / "job.toml"
-    path.write_text(JOB + "zero_stage = 1\nglobal_batch = 4\n")
-    given = read_input(path)
-    whole = megatron_plan(replace(given.problem, work=SearchBudget(40)), given.num_ranks)
-    cut = megatron_plan(replace(given.problem, work=SearchBudget(1e-6)), given.num_ranks)
-    assert UNTRIED in cut.plan.notes
-    assert UNTRIED not in whole.plan.notes
-    assert whole.effects.switches
-    assert not cut.effects.switches
-    assert whole.step.makespan_s <= cut.step.makespan_s
+def _switches(layout: ParallelLayout) -> MegatronSettings:
+    return MegatronSettings.of(layout)
 
 
-def test_megatrons_own_step_and_its_switches_are_simulated_alike(tmp_path: Path) -> None:
-    """The job's own switches as rules give the built step, within a thousandth."""
-    path = tmp_path / "job.toml"
-    path.write_text(JOB + "zero_stage = 1\nglobal_batch = 4\noverlap_gradients = false\n")
-    given = read_input(path)
-    own = MegatronFlags(overlap_grad_reduce=False, overlap_param_gather=False)
-    made = megatron_plan(given.problem, given.num_ranks, wanted=own)
-    assert made.step.makespan_s == pytest.approx(simulated(given.problem, given.issued).makespan_s, rel=2e-3)
+def test_a_dispatcher_that_simulate_finds_to_gain_is_advised() -> None:
+    job = tomllib.loads(Path("examples/qwen3_30b_moe_megatron_h100.toml").read_text())
+    effects = effects_of(job)
+    assert effects.settings.dispatcher == "merged"
+    assert any(one.startswith("--moe-token-dispatcher-type flex") for one in effects.arguments)
 
 
-def test_tensor_parallel_overlap_has_its_file_and_several_connections_where_experts_overlap() -> None:
-    flags = MegatronFlags(tensor_overlap=TensorOverlap.PIPELINED, tensor_splits=8)
-    comm = CommOp(
-        name="a", collective=Collective(CollectiveKind.REDUCE_SCATTER, 1 << 20, 8), communicator="tp", stream="comm"
-    )
-    iteration = Iteration("step", (CompOp(name="b", work=MemoryBound(8)), comm), is_dataflow=True)
-    cluster = load_preset("h100_dgx", 1)
-    problem = PlanProblem(
-        iteration=iteration, cluster=cluster, times=ModelTimes(ContentionModel(cluster, load_profile("plausible")))
-    )
-    text = tp_overlap_yaml(problem, flags).decode()
-    products = [line.removesuffix(":") for line in text.splitlines() if line.endswith(":")]
-    assert sorted(products) == sorted(
+@pytest.mark.slow
+def test_no_advice_exceeds_the_gpu_on_any_stage_and_the_peak_is_the_advised_one() -> None:
+    """One layer a chunk of 70B holds 159 chunks' activations with groups of 16 micro-batches: more than 80 GB."""
+    job = raw(
+        "llama-3-70b", "h100_dgx", 10240, tensor=8, pipeline=4, data=2, sequence_parallel=True, zero_stage=1,
+        global_batch=128,
+    )  # fmt: skip
+    result = planned(job)
+    effects = result.megatron
+    assert effects is not None
+    assert result.peak_memory_bytes.after == typed(job, effects.changes).memory_bytes > result.peak_memory_bytes.before
+    assert result.peak_memory_bytes.after <= load_preset("h100_dgx").gpu.memory_bytes
+    large = [one for one in effects.switches if one.verdict is Verdict.TOO_LARGE]
+    assert large
+    assert not any(one.advised for one in large)
+    for one in large[:1]:
+        with pytest.raises(JobError, match="needs"):
+            typed(job, one.with_keys)
+
+
+def test_a_memory_limit_of_the_plan_bounds_the_advice() -> None:
+    job = JOBS["mixture"]
+    free = planned(job)
+    limit = free.peak_memory_bytes.before
+    assert free.peak_memory_bytes.after > limit  # interleaving holds more
+    bounded = planned({**job, "plan": {"memory_limit": limit}})
+    assert bounded.peak_memory_bytes.after <= limit
+    assert bounded.peak_memory_bytes.limit == limit
+
+
+def test_interleaving_is_asked_with_every_divisor_against_what_the_job_has() -> None:
+    job = raw("llama-3-70b", "h100_dgx", 8192, **{**LLAMA_70B, "global_batch": 32})
+    effects = effects_of(job)
+    asked = {one.switch for one in effects.switches if "virtual-stages" in one.switch}
+    assert asked == {f"--num-virtual-stages-per-pipeline-rank {chunks}" for chunks in (2, 4, 10, 20)}
+    (without_s,) = {one.without_s for one in effects.switches if one.switch in asked}
+    others = {key: value for key, value in effects.changes.items() if key not in ("schedule", "chunks", "overlap_p2p")}
+    assert without_s == typed(job, others).iteration_s  # with the five that it has
+
+
+def test_uneven_layers_are_interleaved_by_their_tables_too() -> None:
+    """94 layers and two tables on eight stages are 12 a stage: in chunks of 6, 4, 3 and 2; of 1 an end has none."""
+    effects = effects_of(JOBS["uneven"])
+    asked = {one.switch.split()[1] for one in effects.switches if "virtual-stages" in one.switch}
+    assert asked == {"2", "3", "4", "6"}
+    assert "--account-for-embedding-in-pipeline-split" in effects.arguments
+
+
+def test_what_the_job_switched_on_is_not_switched_off_within_the_models_error() -> None:
+    for name in ("phi", "mixture"):
+        job = {
+            **JOBS[name],
+            "parallel": {**JOBS[name]["parallel"], "overlap_gradients": True, "overlap_parameters": True},
+        }
+        effects = effects_of(job)
+        for one in effects.switches:
+            if one.in_job and not one.advised and "virtual-stages" not in one.switch:
+                assert one.high is not None
+                assert one.high < -LEAST, (name, one.switch)
+
+
+def environment_of(job: Raw) -> dict[str, str]:
+    return {rule.variable: rule.value for rule in effects_of(job).environment}
+
+
+def test_the_environment_is_what_megatron_asserts() -> None:
+    name = "CUDA_DEVICE_MAX_CONNECTIONS"
+    assert environment_of(raw("llama-3-8b", "h100_dgx", 4096, context=4, data=2, zero_stage=1)) == {name: "1"}
+    assert environment_of(raw("llama-3-8b", "h100_dgx", 4096, tensor=4, data=2, zero_stage=1)) == {name: "1"}
+    assert environment_of(raw("llama-3-8b", "b200", 4096, tensor=4, data=2, zero_stage=1)) == {name: "32"}
+    assert environment_of(JOBS["sharded"]) == {name: ""}
+    assert environment_of(tomllib.loads(Path("examples/qwen3_30b_moe_megatron_h100.toml").read_text())) == {name: "32"}
+
+
+def test_data_parallelism_alone_says_what_the_environment_must_not_be(tmp_path: Path) -> None:
+    result = planned(raw("llama-3-8b", "h100_dgx", 4096, data=8, zero_stage=1), out=tmp_path / "run")
+    assert "1 means no overlap" in "\n".join(result.advice["Megatron-LM"])
+    written = (tmp_path / "run" / "megatron_args.sh").read_text()
+    assert "unset CUDA_DEVICE_MAX_CONNECTIONS" in written
+
+
+def test_the_first_row_of_the_environment_that_holds_counts() -> None:
+    gpu = load_preset("h100_dgx").gpu
+    layout = ParallelLayout(tensor=2, data=4, expert=4, global_batch=8, overlap_experts=True)
+    assert [rule.value for rule in environment("megatron", layout, gpu)] == ["32"]
+    assert [rule.value for rule in environment("megatron", replace(layout, zero_stage=3), gpu)] == [""]
+    assert environment("megatron", ParallelLayout(), gpu) == ()
+
+
+@pytest.mark.parametrize(
+    ("preset", "hidden", "products", "proj", "fc2"),
+    [
+        ("h100_dgx", 8192, ProductFormat.PARAMETER, 24, 16),
+        ("h100_dgx", 5120, ProductFormat.PARAMETER, 16, 24),
+        ("h100_dgx", 16384, ProductFormat.PARAMETER, 24, 8),
+        ("h100_dgx", 8192, ProductFormat.FP8, 0, 0),
+        ("b200", 8192, ProductFormat.PARAMETER, 32, 16),
+    ],
+)
+def test_user_buffers_have_nvidias_own_numbers(
+    preset: str, hidden: int, products: ProductFormat, proj: int, fc2: int
+) -> None:
+    text = tp_overlap_yaml("megatron", load_preset(preset).gpu, hidden, Precision(products=products)).decode()
+    for name, num_sms in (("proj_fprop", proj), ("fc2_fprop", fc2)):
+        pipelined = f"  method: pipeline\n  num_sm: {num_sms}\n  cga_size: 2\n  num_splits: 4\n  set_sm_margin: 1\n"
+        ring = "  method: ring_exchange\n  num_sm: 1\n  set_sm_margin: 1\n"
+        assert f"{name}:\n{pipelined if num_sms else ring}" in text
+    products_of = [line.removesuffix(":") for line in text.splitlines() if line.endswith(":")]
+    assert sorted(products_of) == sorted(
         f"{layer}_{phase}" for layer in ("qkv", "proj", "fc1", "fc2") for phase in ("fprop", "dgrad", "wgrad")
         if (layer, phase) not in (("proj", "wgrad"), ("fc2", "wgrad"))
     )  # fmt: skip
-    assert "fc2_fprop:\n  method: pipeline\n  num_sm: 5\n  num_splits: 8\n" in text
-    one, several = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
-    assert flags.environment(has_tensor=True, is_blackwell=False) == one
-    assert flags.environment(has_tensor=True, is_blackwell=True) == {}
-    assert MegatronFlags(overlap_experts=True).environment(has_tensor=True, is_blackwell=False) == several
-    assert MegatronFlags(megatron_fsdp=True).environment(has_tensor=True, is_blackwell=False) == {}
 
 
-def test_other_planners_advise_no_switches(tmp_path: Path) -> None:
-    found, _ = advised(tmp_path, "zero_stage = 1\n", planner="program_order")
-    assert found is None
+def test_a_plan_with_tp_comm_overlap_names_its_file(tmp_path: Path) -> None:
+    job = raw("llama-3-70b", "h100_dgx", 4096, tensor=8, pipeline=4, sequence_parallel=True, global_batch=8)
+    result = planned(job, out=tmp_path / "run")
+    assert result.megatron is not None
+    assert "--tp-comm-overlap" in result.megatron.arguments
+    assert "--tp-comm-overlap-cfg tp_comm_overlap.yaml" in (tmp_path / "run" / "megatron_args.sh").read_text()
+    assert "num_sm: 24" in (tmp_path / "run" / "tp_comm_overlap.yaml").read_text()
 
 
-def test_stages_hold_equally_many_layers(tmp_path: Path) -> None:
-    with pytest.raises(JobError, match=r"pipeline x chunks = 6 x 1 = 6, must divide the model's layers \(32\)"):
-        advised(tmp_path, "pipeline = 6\n")
+def test_an_applied_plan_is_the_advised_one_and_may_be_edited(tmp_path: Path) -> None:
+    job = JOBS["phi"]
+    result = planned(job, out=tmp_path / "run")
+    plan = tmp_path / "run" / "plan.toml"
+    applied = planned(job, apply=plan)
+    assert result.megatron is not None
+    assert applied.megatron is not None
+    assert applied.iteration_s == result.iteration_s
+    assert applied.megatron.arguments == result.megatron.arguments
+    text = plan.read_text()
+    assert "overlap_gradients = true" in text
+    edited = text.replace("overlap_gradients = true", "overlap_gradients = false")
+    plan.write_text(edited.replace("overlap_parameters = true", "overlap_parameters = false"))
+    changed = {**result.megatron.changes, "overlap_gradients": False, "overlap_parameters": False}
+    assert planned(job, apply=plan).iteration_s.after == typed(job, changed).iteration_s
+    plan.write_text(edited)
+    with pytest.raises(JobError, match="overlap_parameters needs"):
+        planned(job, apply=plan)
+    plan.write_text(text.replace("overlap_gradients =", "overlap_gradient ="))
+    with pytest.raises(JobError, match="is no plan"):
+        planned(job, apply=plan)
 
 
-@pytest.mark.parametrize(("options", "may_cut"), [({}, False), ({"split": True}, True)])
-def test_programs_on_cpu_ranks_are_cut_only_if_asked(tmp_path: Path, options: dict[str, bool], may_cut: bool) -> None:
-    path = tmp_path / "job.toml"
-    path.write_text(JOB + "zero_stage = 3\nglobal_batch = 8\n")
-    given = read_input(path)
-    brief = replace(given.problem, budget_s=0.5)
-    given = replace(given, problem=brief, is_on_cores=True, options=options, planner="ours")
-    assert any("Operators are not cut" in note for note in planned(given, "ours").plan.notes) is not may_cut
+def test_a_spent_budget_leaves_switches_untried_and_says_so() -> None:
+    found = given(JOBS["phi"])
+    assert found.step is not None
+    whole = megatron_plan(found.step, replace(found.problem, work=SearchBudget(400)))
+    cut = megatron_plan(found.step, replace(found.problem, work=SearchBudget(1e-6)))
+    assert UNTRIED in cut.plan.notes
+    assert UNTRIED not in whole.plan.notes
+    assert not any(one.verdict is Verdict.UNTRIED for one in whole.effects.switches)
+    assert any(one.verdict is Verdict.UNTRIED for one in cut.effects.switches)
+    assert whole.after.makespan_s <= cut.after.makespan_s
 
 
-def test_a_budget_that_making_the_graph_exceeds_still_ends_in_a_plan(tmp_path: Path) -> None:
-    path = tmp_path / "job.toml"
-    path.write_text(JOB + "zero_stage = 3\nglobal_batch = 8\n")
-    given = read_input(path)
-    hurried = replace(given, problem=replace(given.problem, budget_s=1e-3), options={"split": True}, planner="ours")
-    found = planned(hurried, "ours")
-    assert found.plan.rewrites
-    assert found.after.makespan_s > 0
+def test_options_are_refused_because_switches_are_keys_of_the_job() -> None:
+    with pytest.raises(JobError, match=r"keys of \[parallel\]"):
+        planned({**JOBS["phi"], "plan": {"options": {"overlap_grad_reduce": False}}})
 
 
-def test_a_sequence_that_tensor_parallelism_does_not_divide_is_planned_without_that_advice(tmp_path: Path) -> None:
-    path = tmp_path / "job.toml"
-    odd = JOB.replace("seq_len = 1024", "seq_len = 1023").replace("sequence_parallel = true\n", "zero_stage = 1\n")
-    path.write_text(odd)
-    found = run_plan(read_input(path), PlanRequest(planner="megatron")).megatron
-    assert isinstance(found, MegatronEffects)
-    assert "--sequence-parallel" not in {one.switch for one in (*found.switches, *found.not_advised)}
+def test_other_planners_advise_no_switches() -> None:
+    assert planned(JOBS["phi"], planner="program_order").megatron is None
 
 
-MIXTURE = """
-[job]
-name = "mixture"
-[model]
-name = "mixtral-8x7b"
-seq_len = 2048
-[cluster]
-preset = "h100_dgx"
-[parallel]
-pipeline = 4
-data = 8
-expert = 8
-zero_stage = 1
-global_batch = 64
-"""
-INTERLEAVED = 'schedule = "interleaved"\nchunks = 4\noverlap_p2p = true\n'
-
-
-def test_a_pipelines_experts_gain_what_simulate_says_of_the_job_file_with_the_key(tmp_path: Path) -> None:
-    path = tmp_path / "job.toml"
-    path.write_text(MIXTURE + INTERLEAVED)
-    given = read_input(path)
-    assert given.pipeline is not None
-    (advice,) = (one for one in given.pipeline.switches if one.switch == EXPERTS_SWITCH)
-    simulated_s = []
-    for more in ("", "overlap_experts = true\n"):
-        path.write_text(MIXTURE + INTERLEAVED + more)
-        simulated_s.append(run_simulate(SimulateRequest(job=Job(read_job(path)))).iteration_s)
-    assert (advice.without_s, advice.with_s) == tuple(simulated_s)
-    assert advice.gain > MIN_GAIN
-    for wanted in (None, MegatronFlags(overlap_experts=True)):
-        found = megatron_plan(given.problem, given.num_ranks, pipeline=given.pipeline, wanted=wanted)
-        assert EXPERTS_SWITCH in found.effects.arguments
-        assert found.effects.environment == {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
-        assert found.plan.settings == replace(found.plan.settings, overlap_experts=True)  # type: ignore[type-var]
-
-
-def test_what_a_pipeline_gains_is_said_where_one_stage_alone_gains_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "job.toml"
-    path.write_text(MIXTURE + INTERLEAVED)
-    notes = run_plan(read_input(path), PlanRequest()).notes
-    assert any("the step is left as it is" in note for note in notes)
-    assert any(note.endswith(EXPERTS_SWITCH) for note in notes)
-
-
-def test_a_plain_pipeline_says_why_its_experts_are_not_asked(tmp_path: Path) -> None:
-    path = tmp_path / "job.toml"
-    path.write_text(MIXTURE)
-    found = run_plan(read_input(path), PlanRequest())
-    assert PLAIN_PIPELINE in found.notes
-    assert found.megatron is not None
-    assert found.megatron.pipeline is not None
-    assert EXPERTS_SWITCH not in [one.switch for one in found.megatron.pipeline.switches]
-    assert EXPERTS_SWITCH not in found.megatron.arguments
+def test_a_plain_pipeline_that_stays_so_says_why_its_experts_are_not_asked() -> None:
+    job = {**JOBS["mixture"], "parallel": {**MIXTURE, "global_batch": 24, "pipeline": 4}}  # three micro-batches
+    result = planned(job)
+    assert PLAIN_PIPELINE in result.notes
+    assert result.megatron is not None
+    assert not any("virtual-stages" in one.switch for one in result.megatron.switches)
 
 
 @pytest.mark.parametrize(("framework", "has_it"), [("megatron", True), ("megatron_deepspeed", False)])
-def test_overlapped_experts_are_tried_of_the_framework_that_has_them(
-    tmp_path: Path, framework: str, *, has_it: bool
+def test_overlapped_experts_are_tried_of_the_framework_that_has_them(framework: str, *, has_it: bool) -> None:
+    parallel = {**MIXTURE, "global_batch": 16, "framework": framework, "pipeline": 1}
+    effects = effects_of(raw("mixtral-8x7b", "gb300", 2048, **parallel))
+    tried = [one.switch for one in effects.switches]
+    assert ("--overlap-moe-expert-parallel-comm" in tried) is has_it
+
+
+def test_stages_hold_equally_many_layers() -> None:
+    with pytest.raises(JobError, match=r"pipeline x chunks = 6 x 1 = 6, must divide the model's layers \(32\)"):
+        planned(raw("phi-2", "a100_dgx", pipeline=6))
+
+
+@pytest.mark.parametrize(("options", "may_cut"), [({}, False), ({"split": True}, True)])
+def test_programs_on_cpu_ranks_are_cut_only_if_asked(options: dict[str, bool], may_cut: bool) -> None:
+    found = given(raw("phi-2", "a100_dgx", **{**PHI, "zero_stage": 3}))
+    brief = replace(found.problem, budget_s=0.5)
+    found = replace(found, problem=brief, is_on_cores=True, options=options, planner="ours")
+    assert any("Operators are not cut" in note for note in planned_by(found, "ours").plan.notes) is not may_cut
+
+
+def test_a_budget_that_making_the_graph_exceeds_still_ends_in_a_plan() -> None:
+    found = given(raw("phi-2", "a100_dgx", **{**PHI, "zero_stage": 3}))
+    hurried = replace(found, problem=replace(found.problem, budget_s=1e-3), options={"split": True}, planner="ours")
+    made = planned_by(hurried, "ours")
+    assert made.plan.rewrites
+    assert made.after.makespan_s > 0
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "asked"),
+    [
+        ("mixtral-8x7b", {}, True),
+        ("mixtral-8x7b", {"recompute": "full"}, False),
+        ("mixtral-8x7b", {"recompute": "selective", "recompute_modules": ["moe"]}, False),
+        ("nemotron-3-nano-30b-a3b", {}, False),
+    ],
+)
+def test_overlapped_experts_are_not_asked_where_megatron_refuses_them(
+    model: str, more: dict[str, object], *, asked: bool
 ) -> None:
-    path = tmp_path / "job.toml"
-    text = MIXTURE.replace("pipeline = 4", f'framework = "{framework}"').replace("h100_dgx", "gb300")
-    path.write_text(text.replace("global_batch = 64", "global_batch = 16"))
-    given = read_input(path)
-    found = megatron_plan(given.problem, given.num_ranks).effects
-    tried = [*found.arguments, *(one.switch for one in (*found.switches, *found.not_advised))]
-    assert any(EXPERTS_SWITCH in switch for switch in tried) is has_it
+    """Whole layers or mixtures computed again, and hybrids, whose model has no combined schedule."""
+    step = Job(parse_job(raw(model, "gb300", 2048, data=8, expert=8, global_batch=16, **more), "job.toml")).step
+    assert step is not None
+    assert can_overlap_experts(step.model, step.layout) is asked
+    assert any("overlap_experts" in setting for _, _, setting, _ in switched_layouts(step)) is asked
+
+
+def test_two_interleaved_stages_that_wait_for_transfers_are_not_advised() -> None:
+    """Megatron-LM asserts more than two stages with --no-overlap-p2p-communication."""
+    waits = {"pipeline": 2, "data": 2, "schedule": "interleaved", "chunks": 2, "global_batch": 16}
+    assert "--no-overlap-p2p-communication" not in effects_of(raw("phi-2", "h100_dgx", **waits)).arguments

@@ -30,7 +30,7 @@ _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _POLL_S: Final = 0.02
 _KILLED_S: Final = 10.0
-"""What processes have to vanish after SIGKILL; those that hang in the kernel do not."""
+"""Time that processes get to vanish after SIGKILL; one that hangs in the kernel never does. Chosen, not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

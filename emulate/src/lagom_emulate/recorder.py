@@ -23,7 +23,7 @@ MAX_SPANS: Final = 6_000_000
 class StepFigures:
     """One step, means over the ranks, in seconds.
 
-    `stretched_s` is what the kernels took beyond their price alone, whatever ran beside them.
+    `stretched_s` is what the kernels took beyond their price alone, whatever ran concurrently.
     """
 
     step_s: float

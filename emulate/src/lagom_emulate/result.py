@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # for the annotation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricedShare:
-    """What so many operations' prices rest on, and their share of the time of all operations alone."""
+    """What the prices of a number of operations rest on, and their share of the time of all operations alone."""
 
     source: str
     num_operations: int
@@ -75,7 +75,7 @@ class EmulateResult(Result):
 
     def figure(self) -> "go.Figure":
         """What ran when in the last step."""
-        from lagom_overlap.report.streams import streams_figure  # noqa: PLC0415  plotly is loaded for those who ask
+        from lagom_overlap.report.streams import streams_figure  # noqa: PLC0415  plotly is loaded on demand
 
         return streams_figure({" ".join(self.command[-1:]) or "job": self.timeline})
 

@@ -46,7 +46,7 @@ def enter_world(environment: MutableMapping[str, str]) -> None:
     for name in _WORLDS:
         if environment.get(name, "").isdecimal():
             environment[name] = str(int(environment[name]) * int(num_hosts))
-    # Or one rank in 128 would make a unique id, and all would wait for those that are absent.
+    # Otherwise one rank in 128 would make a unique id, and all would wait for the absent ranks.
     environment["TORCH_NCCL_RANKS_PER_ROOT"] = environment["WORLD_SIZE"]
 
 

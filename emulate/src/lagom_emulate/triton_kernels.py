@@ -1,4 +1,4 @@
-"""Triton kernels of a job's own: what is known of a launch before it runs.
+"""Triton kernels of a job's own: what can be read from a launch before it runs.
 
 Grid and block say nothing of what a kernel moves: a program may loop over anything. Its tensors are at hand where
 Triton launches it, and each is taken to be read or written once. That is too little for what multiplies, reads again or

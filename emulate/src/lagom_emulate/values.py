@@ -29,7 +29,7 @@ MAX_INTEGERS: Final = 1 << 22
 """Of operators on whole numbers and truth values alone: routing tables, masks, counts."""
 MAX_OWED: Final = 64
 """Floats whose collective is waited for: more would hold the host where a GPU's host goes on. A job that has sizes
-decided by values is held for all: there is no other way to know them."""
+decided by values is held for all: they cannot be known in another way."""
 COLLECTIVES: Final = frozenset({"c10d", "_c10d_functional", "c10d_functional"})
 _SIZED: Final = frozenset({"aten::bincount", "aten::nonzero", "aten::masked_select"})
 _PLAIN_WRITES: Final = frozenset({"copy_", "fill_", "zero_"})

@@ -9,7 +9,7 @@ import numpy as np
 from lagom_overlap.trace.gpu_trace import UNKNOWN, GpuTrace, Int64
 
 MAX_OVERLAPS: Final = 64
-"""Collectives that are kept for one run, those that overlap it longest: a damaged trace may show thousands."""
+"""At most this many collectives are kept per run, longest overlap first: a damaged trace may show thousands."""
 _MAX_PAIRS: Final = 2**18
 """Pairs that are held in memory at once."""
 

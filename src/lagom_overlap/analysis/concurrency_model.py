@@ -24,7 +24,7 @@ def model_of(cluster: Cluster, profile: str) -> ContentionModel:
 def slowdown_during(kernel: KernelKey, alone_ns: float, row: CollectiveRow, model: ContentionModel) -> float:
     """r: the kernel's time during the collective over its time alone, at least 1."""
     key, profile, gpu = row.key, model.profile, model.cluster.gpu
-    held = modelled_kernel(kernel, alone_ns, gpu, profile)
+    modelled = modelled_kernel(kernel, alone_ns, gpu, profile)
     channels = min(key.num_channels, gpu.num_sms - 1)
     fifo_bytes = float(channels * _FIFO_BYTES)
     rate = 0.0
@@ -36,8 +36,10 @@ def slowdown_during(kernel: KernelKey, alone_ns: float, row: CollectiveRow, mode
         amplification=profile.amplification,
         ceiling_bytes_per_s=profile.max_traffic_share * gpu.hbm_bytes_per_s,
     )
-    stretched_s = model.kernel_seconds(held, num_channels=channels, traffic_bytes_per_s=traffic, fifo_bytes=fifo_bytes)
-    return max(1.0, stretched_s / model.kernel_seconds(held))
+    stretched_s = model.kernel_seconds(
+        modelled, num_channels=channels, traffic_bytes_per_s=traffic, fifo_bytes=fifo_bytes
+    )
+    return max(1.0, stretched_s / model.kernel_seconds(modelled))
 
 
 def alone_ns(length_ns: float, overlapped_ns: float, slowdown: float) -> float:

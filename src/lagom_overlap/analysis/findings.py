@@ -1,8 +1,8 @@
 """Everything that is known about a job after its traces were read: what the report shows and advice is drawn from."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
 
 import numpy as np
 
@@ -13,12 +13,22 @@ from lagom_overlap.analysis.collectives import (
     waiting_of_calls,
 )
 from lagom_overlap.analysis.contention import Contention, contention_of
-from lagom_overlap.analysis.lead_in import without_lead_in
-from lagom_overlap.analysis.measures import Measures, Occupation, StepMeasures, occupation_of, step_measures, whole
-from lagom_overlap.trace.gpu_trace import NS_PER_S, GpuTrace, Int64
+from lagom_overlap.analysis.measures import (
+    Measures,
+    Occupation,
+    StepMeasures,
+    occupation_of,
+    step_measures,
+    step_windows,
+    whole,
+)
+from lagom_overlap.trace.gpu_trace import NS_PER_S, GpuEvents, GpuTrace, Int64
+from lagom_overlap.units import format_seconds
 
 _JUMP_NS: Final = 10 * NS_PER_S
 _JUMP_RATIO: Final = 10
+_LEAST_STEPS: Final = 0.5
+"""A lead-in shorter than this many steps is kept: the figures are then those of the whole trace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +71,45 @@ class Findings:
     def frameworks(self) -> frozenset[str]:
         """Frameworks that any rank's trace names."""
         return frozenset().union(*(rank.trace.frameworks for rank in self.ranks))
+
+
+def without_lead_in(trace: GpuTrace) -> GpuTrace:
+    """The trace from its first marked step on the GPU on, where half a step or more comes before; a warning says so.
+
+    A program that never waits for its GPU runs ahead of it, often by steps. The profiler then sees the rest of steps
+    that began before it did: kernels without a launch, collectives without metadata. Divided by the number of marked
+    steps, that work would make each of them look longer than it is.
+    """
+    windows = step_windows(trace) if trace.steps else ()
+    if not windows:
+        return trace
+    first_ns = windows[0][1]
+    lead_ns = first_ns - int(trace.events.start_ns[0])
+    if lead_ns < _LEAST_STEPS * (windows[-1][2] - first_ns) / len(windows):
+        return trace
+    num_left_out = int(np.searchsorted(trace.events.start_ns, first_ns))
+    calls = tuple(
+        replace(call, event=call.event - num_left_out) if call.event >= 0 else call
+        for call in trace.calls
+        if not 0 <= call.event < num_left_out
+    )
+    left_out = (
+        f"the GPU was {format_seconds(lead_ns / NS_PER_S)} behind the program when the profiler began: what it did by "
+        "then, of earlier steps, is left out"
+    )
+    return replace(
+        trace, events=_rows_from(trace.events, num_left_out), calls=calls, warnings=(*trace.warnings, left_out)
+    )
+
+
+def _rows_from(events: GpuEvents, row: int) -> GpuEvents:
+    """The rows from this one on; names and streams stay as they are numbered."""
+    columns: dict[str, Any] = {
+        field.name: value[row:]
+        for field in fields(events)
+        if isinstance(value := getattr(events, field.name), np.ndarray)
+    }
+    return replace(events, **columns)
 
 
 def _clock_warning(trace: GpuTrace) -> tuple[str, ...]:

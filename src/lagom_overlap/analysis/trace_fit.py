@@ -24,7 +24,7 @@ from lagom_overlap.cost.profile import ByLink, ByProtocol, LinkSource
 from lagom_overlap.sim import GroupSimulator
 
 MAX_GROUPS: Final = 6
-"""Groups that a fit looks at: those that take most of a step."""
+"""A fit looks at this many groups, longest share of a step first. Chosen, not measured."""
 _COMM_WEIGHT: Final = 0.5
 _LEAST_AMPLIFICATION: Final = 0.05
 

@@ -14,8 +14,8 @@ from lagom_overlap.trace.gpu_trace import GpuTrace
 
 @lru_cache
 def _cluster_named_in(gpu_name: str) -> Cluster | None:
-    held = [load_preset(name) for name in preset_names()]
-    named = (cluster for cluster in held if re.search(rf"\b{re.escape(_model(cluster.gpu))}\b", gpu_name))
+    clusters = [load_preset(name) for name in preset_names()]
+    named = (cluster for cluster in clusters if re.search(rf"\b{re.escape(_model(cluster.gpu))}\b", gpu_name))
     return next(named, None)
 
 

@@ -1,4 +1,4 @@
-"""The tuner plug-in rehearsed without a GPU: the real `liblagom_tuner.so`, driven by a fake NCCL, with simulated times.
+"""Rehearses the tuner plug-in without a GPU: the real `liblagom_tuner.so` under a fake NCCL, with simulated times.
 
 A measurement writes the assignment as a plug-in table, swaps it in and issues the group's collectives to
 the NCCL host (`csrc/nccl/nccl_host.c`), which asks the plug-in as a release of NCCL does. The simulator then
@@ -234,7 +234,7 @@ class FakeNcclBackend:
 
     def _deploy(self, group: OverlapGroup, assignment: Assignment) -> None:
         """Writes the table and swaps it in, as a job does between two steps."""
-        seen: Counter[object] = Counter()
+        occurrences: Counter[object] = Counter()
         rows = {}
         for op, config in zip(group.comms, assignment, strict=True):
             self._rehearsal.comm(op)
@@ -244,12 +244,12 @@ class FakeNcclBackend:
                     communicator=communicator_of(op),
                     kind=op.collective.kind,
                     num_bytes=op.collective.num_bytes,
-                    occurrence=seen[site],
+                    occurrence=occurrences[site],
                 )
                 rows[key] = config
             elif not config.is_untouched:
                 raise SpaceError(f"{op.name}: {op.collective.kind} never reaches a tuner; leave it untouched")
-            seen[site] += 1
+            occurrences[site] += 1
         self._generation += 1
         communicators = self._rehearsal.communicators()
         table = ConfigTable(rows, cycles=cycles_of(rows))

@@ -49,10 +49,10 @@ class _Limit:
 
     def within(self, subspace: Subspace) -> Subspace | None:
         """What the limit leaves of a subspace; all of it where the collective lacks the knob, None if nothing."""
-        held = _held(subspace, self.knob)
-        if held == (None,):
+        values = _held(subspace, self.knob)
+        if values == (None,):
             return subspace
-        kept = tuple(value for value in held if value in self.values)
+        kept = tuple(value for value in values if value in self.values)
         if not kept:
             return None
         change: dict[str, Any] = {self.knob: kept} if self.knob in RESOURCE_KNOBS else {}
@@ -75,11 +75,11 @@ def check_recorded(limits: SpaceLimits, recorded: Iterable[ConfigSpace], recorde
     """
     subspaces = [subspace for space in recorded for subspace in space.subspaces]
     for limit in _limits(limits):
-        offered = dict.fromkeys(value for subspace in subspaces for value in _held(subspace, limit.knob))
-        known = set(offered) | set(_asked(recorded_limits, limit.knob) or ())
+        recorded_values = dict.fromkeys(value for subspace in subspaces for value in _held(subspace, limit.knob))
+        allowed = set(recorded_values) | set(_asked(recorded_limits, limit.knob) or ())
         for value in limit.values:
-            if value not in known:
-                words = shown(held for held in offered if held is not None)
+            if value not in allowed:
+                words = shown(held for held in recorded_values if held is not None)
                 has = f"holds {words}" if words else "holds no such knob"
                 raise SpaceError(f"tune.space.{limit.knob} holds {shown([value])[0]!r}, but the recording {has}")
 
@@ -91,13 +91,13 @@ def within_limits(space: ConfigSpace, limits: SpaceLimits, what: str) -> ConfigS
         SpaceError: if nothing is left, naming the key that leaves nothing.
     """
     left: tuple[Subspace, ...] = space.subspaces
-    asked = _limits(limits)
-    for number, limit in enumerate(asked, start=1):
+    limited = _limits(limits)
+    for number, limit in enumerate(limited, start=1):
         kept = tuple(cut for subspace in left if (cut := limit.within(subspace)) is not None)
         if not kept:
-            held = shown(dict.fromkeys(value for subspace in left for value in _held(subspace, limit.knob)))
-            suffix = f" under {', '.join(map(str, asked[: number - 1]))}" if number > 1 else ""
-            raise SpaceError(f"{limit}, but the recording of {what} holds {held}{suffix}: nothing is left to try")
+            values = shown(dict.fromkeys(value for subspace in left for value in _held(subspace, limit.knob)))
+            suffix = f" under {', '.join(map(str, limited[: number - 1]))}" if number > 1 else ""
+            raise SpaceError(f"{limit}, but the recording of {what} holds {values}{suffix}: nothing is left to try")
         left = kept
     return ConfigSpace(left)
 
@@ -111,10 +111,10 @@ def launches_within(recorded: LaunchSpace, wanted: LaunchSpace | None) -> Launch
     if wanted is None:
         return NO_LAUNCHES
     for key, field in (("sm_carveout", "sm_carveouts"), ("launch_order", "orders"), ("stream_priority", "priorities")):
-        held = getattr(recorded, field)
+        recorded_values = getattr(recorded, field)
         for value in getattr(wanted, field):
-            if value not in held:
-                has = f"holds {shown(held)}" if held else "holds no such knob"
+            if value not in recorded_values:
+                has = f"holds {shown(recorded_values)}" if recorded_values else "holds no such knob"
                 raise SpaceError(f"tune.space.{key} holds {shown([value])[0]!r}, but the recording {has}")
     return wanted
 

@@ -50,7 +50,7 @@ def _say_files(written: tuple[Path, ...]) -> None:
 
 def _profile(arguments: argparse.Namespace) -> int:
     # Not at the top: seldom asked for, and it loads the fit.
-    from lagom_overlap.report.simulate.profile import profile_summary  # noqa: PLC0415
+    from lagom_overlap.report.simulate.terminal import profile_summary  # noqa: PLC0415
     from lagom_overlap.verbs.simulate_profile import run_profile  # noqa: PLC0415
 
     if arguments.out is None:

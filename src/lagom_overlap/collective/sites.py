@@ -93,8 +93,8 @@ def key_of(site: Site) -> ConfigKey:
 def standing_for(description: str, num_ranks: int, creation_order: int) -> CommunicatorId:
     """The communicator that represents a role; its ranks are numbered from 0.
 
-    Cached, so that all sites of a role share it: with 16,384 ranks each object takes 0.6 MB. 64 entries are more than
-    the roles of any job we have seen; the number only bounds memory.
+    Cached, so that all sites of a role share it: with 16,384 ranks each object takes 0.6 MB. The 64 entries only bound
+    memory.
     """
     return CommunicatorId(description=description, ranks=tuple(range(num_ranks)), creation_order=creation_order)
 

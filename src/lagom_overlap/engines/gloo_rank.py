@@ -121,12 +121,12 @@ class RankSession:
 
     def _make_ready(self, message: GroupMessage) -> _ReadyGroup:
         group = message.to_group()
-        seen: Counter[Collective] = Counter()
+        occurrences: Counter[Collective] = Counter()
         calls = []
         for place, comm in enumerate(group.comms):
             collective = comm.collective
-            slot = (collective, seen[collective])
-            seen[collective] += 1
+            slot = (collective, occurrences[collective])
+            occurrences[collective] += 1
             if slot not in self._pool:
                 self._pool[slot] = allocate(collective)
             communicator = CommunicatorId(description=comm.communicator, ranks=tuple(range(self._num_ranks)))

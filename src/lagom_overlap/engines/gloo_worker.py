@@ -62,9 +62,11 @@ ENGINES: Final = "lagom_overlap.engines"
 """Entry points of further engines, each for ranks on one machine: `(store, *, rank, num_ranks, host) -> Engine`."""
 LOOPBACK: Final = "127.0.0.1"
 MEETING_TIMEOUT: Final = timedelta(seconds=120)
+"""How long ranks may take to meet: importing torch is slow on a busy machine. Chosen, not measured."""
 AGENT_TIMEOUT: Final = timedelta(seconds=15)
-"""A store that torchrun's agent holds is there before its ranks are: who cannot reach it comes after its end."""
+"""torchrun's agent opens its store before it starts ranks, so a rank that cannot reach it came after the job's end."""
 _PR_SET_PDEATHSIG: Final = 1
+"""PR_SET_PDEATHSIG of linux/prctl.h."""
 ProgramCommand = ProfileProgram | RunPlan | TraceSteps | RunSettings
 
 _log = logging.getLogger(__name__)
@@ -174,8 +176,10 @@ class ProgramSession:
 
     def _session(self, module: str, name: str) -> Any:
         if name not in self._sessions:
-            found = import_module(f"lagom_overlap.engines.fx.{module}")  # tracing: half a second more to import
-            self._sessions[name] = getattr(found, name)(self._control)
+            session_module = import_module(
+                f"lagom_overlap.engines.fx.{module}"
+            )  # tracing takes half a second to import
+            self._sessions[name] = getattr(session_module, name)(self._control)
         return self._sessions[name]
 
 

@@ -17,6 +17,7 @@ from typing import Final, Protocol
 VARIABLE: Final = "GLOO_SOCKET_IFNAME"
 _SEEN_AT: Final = "store_seen_at"
 _DISCARD_PORT: Final = 9
+"""The discard port (RFC 863): any port will do to resolve an address, and nothing is sent to it."""
 
 
 class WaitingStore(Protocol):
@@ -77,11 +78,11 @@ def interfaces() -> Iterator[tuple[str, str]]:
     try:
         entry = first
         while entry:
-            found = entry.contents
-            address = _text_of(found.address) if found.address else ""
+            interface = entry.contents
+            address = _text_of(interface.address) if interface.address else ""
             if address:
-                yield found.name.decode(), address
-            entry = found.next
+                yield interface.name.decode(), address
+            entry = interface.next
     finally:
         libc.freeifaddrs(first)
 

@@ -14,8 +14,9 @@ from lagom_overlap.engines.compute import Computation, ComputeBuilder
 from lagom_overlap.workload import Work
 
 _LEAST_NS: Final = 2_000_000
-"""A timed run lasts at least that long: short operators are called several times."""
+"""A timed run lasts at least this long; short operators are called several times. Chosen, not measured."""
 _MAX_CALLS: Final = 1000
+"""Bounds the calls of an operator whose time rounds to nothing."""
 
 
 def probe_operators(works: Sequence[Work], *, repeats: int, seed: int = 0) -> dict[Work, tuple[float, float]]:

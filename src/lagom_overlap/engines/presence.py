@@ -1,9 +1,9 @@
-"""Launched ranks on several machines: each hears through the launcher's store whether the others still live.
+"""Heartbeats of launched ranks on several machines, through the launcher's store.
 
-Collectives wait without a limit here, because a controller that is alive may think for as long as it likes. What ends
-the wait is not the group that may be what failed but the store: every rank says there that it lives, rank 0 listens to
-all others and they to rank 0. A rank that fails says so; one that is not heard for `SILENCE_S`, or a store that is not,
-ends the process. So all ranks of a run end, on every machine, whatever happened to one of them.
+Collectives wait without a limit here, because a live controller may take as long as it likes. What ends the wait is the
+store, not the group, which may be what failed: every rank writes heartbeats, rank 0 watches all others and they watch
+rank 0. A rank that fails writes that; a rank without heartbeats for `SILENCE_S`, or a store that does not answer, ends
+the process. So all ranks of a run end on every machine, whatever happened to one of them.
 """
 
 import logging
@@ -16,8 +16,9 @@ from typing import Final, Protocol
 from lagom_overlap.engines.bounded import BoundedCalls
 
 BEAT_S: Final = 1.0
+"""Seconds between heartbeats: short against `SILENCE_S`, long against a store's round trip. Chosen, not measured."""
 SILENCE_S: Final = 120.0
-"""As long as ranks may take to meet: torch is slow to import on a busy machine."""
+"""Equal to the time that ranks may take to meet (`gloo_worker.MEETING_TIMEOUT`)."""
 _FAILED: Final = "failed"
 
 _log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ class BeatStore(Protocol):
 
 
 class SignOfLife:
-    """One rank's sign of life, and its ear for the others'; `end` is called, once, with what is to be said."""
+    """One rank's heartbeat and its watch over the others'; `end` is called once, with the reason."""
 
     def __init__(
         self,
@@ -77,9 +78,9 @@ class SignOfLife:
     def _live(self) -> None:
         try:
             store = self._calls.call(self._connect, self._silence_s)
-            seen = dict.fromkeys(self._heard, (0, monotonic()))
+            last_beats = dict.fromkeys(self._heard, (0, monotonic()))
             while not self._is_over.wait(self._beat_s):
-                why = self._calls.call(lambda: self._beat(store, seen), self._silence_s)
+                why = self._calls.call(lambda: self._beat(store, last_beats), self._silence_s)
                 if why:
                     break
             else:
@@ -89,16 +90,16 @@ class SignOfLife:
         if not self._is_over.is_set():
             self._end(why)
 
-    def _beat(self, store: BeatStore, seen: dict[int, tuple[int, float]]) -> str:
+    def _beat(self, store: BeatStore, last_beats: dict[int, tuple[int, float]]) -> str:
         """Says that this rank lives; why the run is over, if it is."""
         store.add(f"beat/{self._rank}", 1)
         if store.check([_FAILED]):
             return store.get(_FAILED).decode(errors="replace")
         now = monotonic()
-        for rank, (last, when) in seen.items():
+        for rank, (last, when) in last_beats.items():
             beats = store.add(f"beat/{rank}", 0)
             if beats != last:
-                seen[rank] = (beats, now)
+                last_beats[rank] = (beats, now)
             elif now - when > self._silence_s:
                 return f"rank {rank} was not heard for {self._silence_s:g} s"
         return ""

@@ -34,10 +34,10 @@ class Deployment:
 
     def sites(self) -> Iterator[tuple[CallSite, Mapping[int, CommConfig]]]:
         """Each call site with its rows by occurrence."""
-        found: dict[CallSite, dict[int, CommConfig]] = defaultdict(dict)
+        rows_by_site: dict[CallSite, dict[int, CommConfig]] = defaultdict(dict)
         for key, config in self.table:
-            found[key.communicator, key.kind, key.num_bytes][key.occurrence] = config
-        yield from found.items()
+            rows_by_site[key.communicator, key.kind, key.num_bytes][key.occurrence] = config
+        yield from rows_by_site.items()
 
     def uniform(self, site: CallSite, rows: Mapping[int, CommConfig]) -> CommConfig | None:
         """The one configuration of all calls of a site; None if they differ, or some calls are untouched."""
@@ -82,8 +82,8 @@ def within_maps(deployment: Deployment, maps: BoxMaps) -> tuple[Deployment, tupl
     rows, refused = {}, []
     for key, config in deployment.table:
         num_nodes = deployment.num_nodes(key.communicator)
-        found = maps.of(num_ranks=len(key.communicator.ranks), num_nodes=num_nodes)
-        why = None if found is None else found.refuses(key.kind, config)
+        box_map = maps.of(num_ranks=len(key.communicator.ranks), num_nodes=num_nodes)
+        why = None if box_map is None else box_map.refuses(key.kind, config)
         if why is None:
             rows[key] = config
         else:

@@ -109,11 +109,11 @@ def _per_kind(
     for kind, config in tuned:
         values[kind].add(getattr(config, knob))
     lost, parts = [], []
-    for kind, found in values.items():
-        if len(found) > 1:
+    for kind, values_of_kind in values.items():
+        if len(values_of_kind) > 1:
             lost.append(f"{knob}: the tuned calls of {kind} differ, a process has one choice per kind")
-        elif (one := next(iter(found))) is not None:
-            parts.append(f"{KIND_WORDS[kind]}:{words[one]}")
+        elif (only := next(iter(values_of_kind))) is not None:
+            parts.append(f"{KIND_WORDS[kind]}:{words[only]}")
     return ";".join(sorted(parts)), lost
 
 

@@ -34,9 +34,10 @@ from lagom_overlap.workload.rewrite.steps import Rewrite
 
 PROFILE: Final = "plausible"
 _ANY_GPU: Final = "a40_nvlink"
-"""The machine where none is named: with measured times its speed only scales pieces, which ours does not make."""
+"""The machine if none is named: with measured times its speed only scales split pieces, which our planner makes none
+of."""
 DEFAULT_WORK: Final = SearchBudget(20.0)
-"""Of one graph; some five seconds of one core, and less where nothing more is to be gained."""
+"""The search budget of one graph: about five seconds of one core, less if the search ends early."""
 _log = logging.getLogger(__name__)
 
 
@@ -125,12 +126,12 @@ def plan_compiled_graphs(
         prefetch=prefetch,
         memory_limit_bytes=memory_limit_bytes,
     )
-    made = PlanPass(decide or decision, measure=measure and decide is None)
+    plan_pass = PlanPass(decide or decision, measure=measure and decide is None)
     others = [each for each in there if not isinstance(each, PlanPass)] if isinstance(there, list) else None
-    passes: Any = made if others is None else [*others, made]  # one of two types by PyTorch's release
+    passes: Any = plan_pass if others is None else [*others, plan_pass]  # one of two types by PyTorch's release
     config.post_grad_custom_post_pass = passes
     keep_order(config)
-    return made
+    return plan_pass
 
 
 def _cluster(name: str | None) -> Cluster:

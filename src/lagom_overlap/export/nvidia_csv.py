@@ -67,15 +67,15 @@ def nvidia_csv(deployment: Deployment) -> Exported:
             left_out.append(f"{site_words(site)} and {site_words(other)} differ, and the file cannot tell them")
             clashing[columns].add(num_bytes)
         rows[columns].setdefault(num_bytes, (site, row))
-    known: dict[_Columns, set[int]] = defaultdict(set)
+    sizes: dict[_Columns, set[int]] = defaultdict(set)
     for site in {*deployment.calls_per_step, *(site for site, _ in deployment.sites())}:
         if site[1] in KIND_WORDS:
-            known[_columns(deployment, site)].add(site[2])
+            sizes[_columns(deployment, site)].add(site[2])
     text = _HEADER
     for columns, by_size in rows.items():
         kept = {size: row for size, (_, row) in by_size.items() if size not in clashing[columns]}
         octaves = deployment.table.size_octaves
-        ranges = size_ranges(kept, known[columns] - kept.keys())
+        ranges = size_ranges(kept, sizes[columns] - kept.keys())
         for size, (first, last) in ({size: class_range(size, octaves) for size in kept} if octaves else ranges).items():
             text += f"{columns.kind},{first},{last},{kept[size]},{columns.num_nodes},{columns.num_ranks}\n"
     return Exported(name=FILE_NAME, content=text.encode(), not_carried=tuple(left_out))

@@ -1,4 +1,4 @@
-"""What a job was tuned to, as a file with which the next run starts.
+"""The settings that a job was tuned to, as a file with which the next run starts.
 
     {"format": "lagom-online", "version": 3, "world_size": 2, "route": "gloo", "is_adopted": true,
      "settings": [{"site": {"call": {"description": "fsdp", "num_ranks": 2, "creation_order": 0,
@@ -35,9 +35,10 @@ FORMAT: Final = "lagom-online"
 VERSION: Final = 3
 _MAX_BYTES: Final = 64 << 20
 MAX_WORLD: Final = 1 << 20
-"""Ranks of a job: five times the largest that anybody has trained on."""
+"""Ranks of a job at most: chosen far above any job that is known, so that a damaged file cannot allocate more."""
 MAX_LISTED_RANKS: Final = 1 << 25
-"""Ranks in all that settings, calls and places list, each its communicator's: 2,000 of 16,384, which take 2 s."""
+"""Total length of the rank lists that a file may ask for: 2,000 communicators of 16,384 ranks, which take 2 s to
+build."""
 _SITE_RANGES: Final = {
     "num_bytes": (1, MAX_BYTES),
     "creation_order": (0, MAX_RANKS),
@@ -49,7 +50,7 @@ _KNOB_RANGES: Final = {
     "chunk_bytes": (min(GRAIN_BYTES.values()), MAX_CHUNK_BYTES),
     "sm_carveout": (0, 4096),
 }
-"""What numbers may be, first and last: they say how much is allocated, and how often is gone around."""
+"""The allowed range of each number: they decide how much is allocated and how often loops run."""
 
 
 class _Head(msgspec.Struct, frozen=True):

@@ -76,7 +76,7 @@ def accuracy_note(job: JobStep) -> str:
 
 
 def _is_compared(job: JobStep) -> bool:
-    """Whether jobs of this kind were among those that `benchmarks/memory_accuracy.py` ran."""
+    """Whether `benchmarks/memory_accuracy.py` ran jobs of this kind."""
     layout, dense = job.layout, LayerKind(Mixer.ATTENTION, Mlp.MLP)
     return (
         job.rules.name in _COMPARED

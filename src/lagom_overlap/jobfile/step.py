@@ -194,7 +194,7 @@ def release_notes(parallel: ParallelTable, layout: ParallelLayout) -> list[str]:
 
 
 def filled_cluster(table: ClusterTable, num_ranks: int) -> Cluster:
-    """The cluster that `[cluster]` states; without a number of nodes, as many as so many ranks fill.
+    """The cluster that `[cluster]` states; without a number of nodes, as many as the ranks fill.
 
     Raises:
         UnknownNameError: if there is no such preset.
@@ -243,7 +243,7 @@ def check_switches(parallel: ParallelTable, framework: str) -> None:
     """Refuses keys that the job's framework has no switch for.
 
     Raises:
-        JobError: naming the key, the framework, and those that have it.
+        JobError: naming the key, the framework, and the frameworks that have it.
     """
     default = ParallelTable()
     for key, having in switches().items():
@@ -312,10 +312,11 @@ def job_step(spec: JobSpec) -> JobStep | None:
     parallel = spec.parallel
     rules = rules_in_release(load_rules(parallel.framework_name), parallel.framework_release)
     check_switches(parallel, rules.name)
-    model, layout = model_of(spec.model), parallel.layout()
+    model, precision = model_of(spec.model), precision_of(spec, rules)
+    layout = rules.completed(parallel, precision)
     cluster = cluster_for(spec, layout)
     check_layout(model, layout, cluster, spec.model.seq_len)
-    framework, precision = load_framework(rules.name), precision_of(spec, rules)
+    framework = load_framework(rules.name)
     _check_products(precision.products, cluster.gpu)
     _check_block_scaled(spec, rules.name, cluster.gpu)
     _check_attention(spec, parallel)

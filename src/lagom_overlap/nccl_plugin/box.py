@@ -70,11 +70,11 @@ def _num_links(nvml: ctypes.CDLL, device: ctypes.c_void_p) -> int:
 def _between(nvml: ctypes.CDLL, one: ctypes.c_void_p, other: ctypes.c_void_p) -> list[str]:
     """How far up their common ancestor is, and whether they read each other directly and over NVLink."""
     value = ctypes.c_int()
-    found = []
+    kinds = []
     if hasattr(nvml, "nvmlDeviceGetTopologyCommonAncestor"):
         error = nvml.nvmlDeviceGetTopologyCommonAncestor(one, other, ctypes.byref(value))
-        found.append("?" if error else str(value.value))
+        kinds.append("?" if error else str(value.value))
     for capability in (_P2P_READ, _P2P_NVLINK):
         error = nvml.nvmlDeviceGetP2PStatus(one, other, capability, ctypes.byref(value))
-        found.append("?" if error else str(value.value))
-    return found
+        kinds.append("?" if error else str(value.value))
+    return kinds

@@ -1,7 +1,8 @@
-"""What a box's NCCL really ran of what was asked: the capability map that `lagom selftest --nccl` saves.
+"""The capability map that `lagom selftest --nccl` saves: which settings a box's NCCL really ran as asked.
 
-It is data about one NCCL release on one kind of box, kept in the user's cache folder. Who offers settings (a tuner's
-space, the plug-in's route, the exporters) leaves out what a map refuses; without a map the support matrix holds.
+It is data about one NCCL release on one kind of box, kept in the user's cache folder. Everything that offers settings
+(a tuner's space, the plug-in's route, the exporters) leaves out what the map refuses; without a map the support matrix
+applies.
 """
 
 import contextlib
@@ -28,9 +29,10 @@ from lagom_overlap.record import read_regular, write_private
 _log = logging.getLogger(__name__)
 
 MAX_FILE_BYTES: Final = 8 << 20
+"""A larger file is refused before it is parsed. Chosen, as `MAX_ROWS`, far above what a self-test writes."""
 MAX_ROWS: Final = 20_000
 MAX_RANKS_PER_GPU: Final = 8
-"""That a self-test takes."""
+"""The most that a self-test accepts. Chosen, not measured."""
 _Channels = Annotated[int, Meta(ge=1, le=MAX_CHANNELS)]
 _Chunk = Annotated[int, Meta(ge=1, le=MAX_CHUNK_BYTES)]
 _Small = Annotated[int, Meta(ge=1, le=4096)]
@@ -38,11 +40,11 @@ _Release = Annotated[int, Meta(ge=0, le=999)]
 
 
 class SettingOutcome(StrEnum):
-    """What became of a setting."""
+    """How NCCL ran a setting."""
 
     AS_ASKED = "as asked"
     ALIASED = "aliased"
-    """It ran as another setting of the same call does, which ran as asked."""
+    """It ran like another setting of the same call that ran as asked."""
     CLAMPED = "clamped"
     """Another number of channels, or another chunk."""
     NOT_APPLIED = "not applied"
@@ -52,7 +54,7 @@ class SettingOutcome(StrEnum):
 
 
 class Knobs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Knobs as they were asked, where None leaves one to NCCL, or as they ran, where None was not told."""
+    """Knobs as asked (None: left to NCCL) or as they ran (None: not known)."""
 
     algorithm: Algorithm | None = None
     protocol: Protocol | None = None
@@ -77,7 +79,7 @@ class MapRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 
 class MapKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a map is of. `num_gpus` took part; several ranks share one where `ranks_per_gpu` is above 1."""
+    """What a map describes. `num_gpus` took part; ranks share a GPU if `ranks_per_gpu` is above 1."""
 
     nccl: tuple[_Release, _Release, _Release]
     gpu: Annotated[str, Meta(min_length=1, max_length=96)]
@@ -109,13 +111,13 @@ class CapabilityMap(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     @cached_property
     def _by_way(self) -> dict[tuple[CollectiveKind, Algorithm | None, Protocol | None], list[MapRow]]:
-        found = defaultdict(list)
+        rows_by_way = defaultdict(list)
         for row in self.rows:
-            found[row.kind, row.asked.algorithm, row.asked.protocol].append(row)
-        return dict(found)
+            rows_by_way[row.kind, row.asked.algorithm, row.asked.protocol].append(row)
+        return dict(rows_by_way)
 
     def refuses(self, kind: CollectiveKind, config: CommConfig) -> str | None:
-        """Why this configuration is not to be tried for such a call, or None; what was not measured is not refused."""
+        """Why this configuration must not be tried for such a call, or None; what was not measured is allowed."""
         asked = Knobs.of(config)
         if asked.num_channels and self.max_channels and asked.num_channels > self.max_channels:
             return f"{asked.num_channels} channels, this box's communicator has {self.max_channels}"
@@ -130,24 +132,24 @@ class CapabilityMap(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         return _refused_channels(mine, asked) or _refused_chunk(mine, asked)
 
 
-def _refused_channels(rows: Iterable[MapRow], asked: Knobs) -> str | None:
-    """A count that never ran at any size that was measured."""
-    of_count = [row for row in rows if asked.num_channels and row.asked.num_channels == asked.num_channels]
+def _refused_channels(rows: Iterable[MapRow], wanted: Knobs) -> str | None:
+    """The reason if this channel count ran at no measured size, else None."""
+    of_count = [row for row in rows if wanted.num_channels and row.asked.num_channels == wanted.num_channels]
     ran = {row.ran.num_channels for row in of_count}
-    if not of_count or None in ran or asked.num_channels in ran:
+    if not of_count or None in ran or wanted.num_channels in ran:
         return None
-    return f"{asked.num_channels} channels ran as {', '.join(str(count) for count in sorted(filter(None, ran)))}"
+    return f"{wanted.num_channels} channels ran as {', '.join(str(count) for count in sorted(filter(None, ran)))}"
 
 
-def _refused_chunk(rows: Iterable[MapRow], asked: Knobs) -> str | None:
-    """A chunk that never ran at any size that was measured."""
-    of_chunk = [row for row in rows if asked.chunk_bytes and row.asked.chunk_bytes == asked.chunk_bytes]
+def _refused_chunk(rows: Iterable[MapRow], wanted: Knobs) -> str | None:
+    """The reason if this chunk ran at no measured size, else None."""
+    of_chunk = [row for row in rows if wanted.chunk_bytes and row.asked.chunk_bytes == wanted.chunk_bytes]
     ran = {row.ran.chunk_bytes for row in of_chunk}
-    if not of_chunk or None in ran or asked.chunk_bytes is None:
+    if not of_chunk or None in ran or wanted.chunk_bytes is None:
         return None
-    if any(is_same_chunk(asked.chunk_bytes, chunk, asked.protocol) for chunk in filter(None, ran)):
+    if any(is_same_chunk(wanted.chunk_bytes, chunk, wanted.protocol) for chunk in filter(None, ran)):
         return None
-    return f"a chunk of {asked.chunk_bytes} bytes ran as {', '.join(str(size) for size in sorted(filter(None, ran)))}"
+    return f"a chunk of {wanted.chunk_bytes} bytes ran as {', '.join(str(size) for size in sorted(filter(None, ran)))}"
 
 
 def is_same_chunk(asked: int, ran: int, protocol: Protocol | None) -> bool:
@@ -156,11 +158,11 @@ def is_same_chunk(asked: int, ran: int, protocol: Protocol | None) -> bool:
 
 
 def judged(asked: Knobs, ran: Knobs, *, is_right: bool) -> SettingOutcome:
-    """What became of a setting; what was not told of a run is taken to be as asked."""
+    """How NCCL ran a setting; a knob that is not known of the run counts as asked."""
     if not is_right:
         return SettingOutcome.WRONG
     pairs = ((asked.algorithm, ran.algorithm), (asked.protocol, ran.protocol))
-    if any(wished and found and wished != found for wished, found in pairs):
+    if any(wanted and actual and wanted != actual for wanted, actual in pairs):
         return SettingOutcome.NOT_APPLIED
     if asked.num_channels and ran.num_channels and asked.num_channels != ran.num_channels:
         return SettingOutcome.CLAMPED
@@ -188,14 +190,14 @@ def map_folder(environment: Mapping[str, str] = os.environ) -> Path:
     return Path(home) / "lagom-overlap" / "capability"
 
 
-def write_map(found: CapabilityMap, folder: Path) -> Path:
+def write_map(capability_map: CapabilityMap, folder: Path) -> Path:
     """Puts a map in place atomically, for this user alone; returns its path.
 
     Raises:
         OutputError: if it cannot be written.
     """
-    path = folder / found.key.file_name
-    data = msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n"
+    path = folder / capability_map.key.file_name
+    data = msgspec.json.format(msgspec.json.encode(capability_map), indent=1) + b"\n"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -221,9 +223,9 @@ def read_map(path: Path) -> CapabilityMap:
 
 
 def find_map(nccl: NcclVersion, box: Box, *, num_ranks: int, folder: Path | None = None) -> CapabilityMap | None:
-    """This box's map for communicators of so many ranks under a release, or None.
+    """This box's map for communicators of `num_ranks` ranks under a release, or None.
 
-    Ranks are taken to share GPUs only where the box has fewer: what was seen on shared ones holds for no others.
+    Ranks count as sharing GPUs only if the box has fewer GPUs than ranks: a map of shared GPUs applies to no others.
 
     Raises:
         TableError: if there is one that cannot be read.
@@ -235,8 +237,8 @@ def find_map(nccl: NcclVersion, box: Box, *, num_ranks: int, folder: Path | None
     path = (map_folder() if folder is None else folder) / key.file_name
     if not path.is_file():
         return None
-    found = read_map(path)
-    return found if found.key == key else None
+    capability_map = read_map(path)
+    return capability_map if capability_map.key == key else None
 
 
 class BoxMaps:
@@ -268,8 +270,8 @@ class BoxMaps:
         if self._nccl is None or self._box is None:
             return ()
         folder = map_folder() if self._folder is None else self._folder
-        found = []
+        maps = []
         for path in sorted(folder.glob(f"nccl-{'.'.join(map(str, self._nccl))}_*_{self._box.topology}.json")):
             with contextlib.suppress(TableError):
-                found.append(read_map(path))
-        return tuple(found)
+                maps.append(read_map(path))
+        return tuple(maps)

@@ -35,9 +35,9 @@ def load_library(name: str, prefix: str, version: int, loader: type[_Library]) -
         MissingDependencyError: if it is not built, or of another version.
     """
     library = loader(str(installed_library(name)))
-    found = getattr(library, f"{prefix}_version")()
-    if found != version:
-        raise MissingDependencyError(f"{name} is version {found}, this package needs {version}: install it again")
+    actual = getattr(library, f"{prefix}_version")()
+    if actual != version:
+        raise MissingDependencyError(f"{name} is version {actual}, this package needs {version}: install it again")
     return library
 
 
@@ -94,17 +94,17 @@ class TunerPlugin:
         self._error_text.restype = ctypes.c_char_p
 
     def step(self) -> int:
-        """Marks a step boundary for who reads the record. Returns the number of the step that begins."""
+        """Marks a step boundary in the record. Returns the number of the step that begins."""
         return int(self._step())
 
     def swap(self, generation: int = 0) -> None:
-        """Decides by the table file as it is now, if it is of this generation (0: of any).
+        """Puts the table file in force, if it has this generation (0: any).
 
-        To be called by every rank between the same two steps, after all agreed: collectives whose ranks decide by
+        Every rank must call it between the same two steps, after all agreed: collectives whose ranks decide by
         different tables hang.
 
         Raises:
-            TableError: if the file is refused; the table before it stays.
+            TableError: if the file is refused; the previous table stays in force.
         """
         self._check(self._swap(generation))
 
@@ -113,7 +113,7 @@ class TunerPlugin:
         self._check(self._install(data, len(data), generation))
 
     def prepare(self, data: bytes, generation: int) -> None:
-        """Does all of an `install` that can fail, and changes nothing; the next one drops what was not committed.
+        """Does everything of an `install` that can fail, and changes nothing; drops what was not committed before.
 
         Raises:
             TableError: if the table is refused.
@@ -121,10 +121,10 @@ class TunerPlugin:
         self._check(self._prepare(data, len(data), generation))
 
     def commit(self, generation: int) -> None:
-        """Decides by the table that was prepared under this generation, from the next call on.
+        """Puts the table that was prepared under this generation in force from the next call on.
 
         Raises:
-            TableError: if none was, or another one since.
+            TableError: if none was prepared, or another one since.
         """
         self._check(self._commit(generation))
 
@@ -138,7 +138,7 @@ class TunerPlugin:
 
     @property
     def generation(self) -> int:
-        """The generation that is decided by; 0: none, or switched off."""
+        """The generation of the table in force; 0: none, or switched off."""
         return int(self._generation())
 
     def enable(self, *, is_enabled: bool) -> None:
@@ -154,31 +154,31 @@ class TunerPlugin:
         return int(self._capture(0))
 
     def profile(self, *, is_enabled: bool) -> int:
-        """Switches the profiler plug-in off and on from the next call; returns how many communicators it serves.
+        """Switches the profiler plug-in on or off from the next call; returns how many communicators it serves.
 
-        That a call is made it hears in any case: `begin_capture` rests on that. What a CUDA graph has captured stays as
-        it was. Ranks need not agree.
+        It is notified of calls in any case, because `begin_capture` needs that. What a CUDA graph has captured stays
+        as it was. Ranks need not agree.
         """
         return int(self._profile_enable(int(is_enabled)))
 
     def counts(self) -> tuple[int, int]:
         """The calls that NCCL asked about on communicators of several ranks, and those that the table had a row for."""
-        asked, matched = ctypes.c_uint64(), ctypes.c_uint64()
-        self._counts(ctypes.byref(asked), ctypes.byref(matched))
-        return asked.value, matched.value
+        num_asked, num_matched = ctypes.c_uint64(), ctypes.c_uint64()
+        self._counts(ctypes.byref(num_asked), ctypes.byref(num_matched))
+        return num_asked.value, num_matched.value
 
     def calls(self) -> tuple[CommunicatorCalls, ...]:
         """What was called so far on each communicator of this process; may be asked by any thread."""
         room = 64
         while True:
-            found = [(ctypes.c_uint64 * room)() for _ in range(3)]
-            num = int(self._calls(*found, room))
+            columns = [(ctypes.c_uint64 * room)() for _ in range(3)]
+            num = int(self._calls(*columns, room))
             if num <= room:
-                return tuple(CommunicatorCalls(*(int(each[i]) for each in found)) for i in range(num))
+                return tuple(CommunicatorCalls(*(int(each[i]) for each in columns)) for i in range(num))
             room = num
 
     def flush_record(self) -> None:
-        """Writes to the record's file what is not there yet: before it is read."""
+        """Writes pending entries to the record's file; to be called before it is read."""
         self._flush_record()
 
     def flush_profile(self) -> None:
@@ -190,7 +190,7 @@ class TunerPlugin:
         return int(self._num_large())
 
     def restart(self) -> None:
-        """Counts communicators and steps from 0 again: the job has destroyed its process groups and makes them anew."""
+        """Restarts the counts of communicators and steps: the job destroyed its process groups and makes new ones."""
         self._restart()
 
     def bind(self, comm_id: int, *, num_nodes: int | None, creation_order: int) -> bool:

@@ -1,9 +1,9 @@
-"""Which sizes a tuned size stands for: a table of exact bytes would miss a call of 64 MiB and 256 B.
+"""The range of sizes that a tuned size covers: a table of exact sizes would miss a call of 64 MiB and 256 B.
 
-A size stands for its neighbours up to half an octave away, a factor of sqrt(2) either way; between two sizes that are
-known to be called, up to their geometric mean. Where both have the same settings, no gap is left between them: they
-were measured at both ends. Calls of less than `LEAST_BYTES` are left alone unless their very size was tuned: what one
-size takes there tells nothing of another.
+A size covers its neighbours up to half an octave away, a factor of sqrt(2) in either direction; between two sizes that
+the job calls, up to their geometric mean. Where both have the same settings there is no gap between them, because both
+ends were measured. Calls below `LEAST_BYTES` are left alone unless exactly their size was tuned: there, one size says
+nothing about another.
 """
 
 from collections import defaultdict
@@ -26,10 +26,10 @@ def size_ranges(settings: Mapping[int, Hashable], known: Collection[int] = ()) -
     `known` sizes are called, too, and have no settings: they end their neighbours' ranges.
     """
     ranges = {size: [size, size] for size in (*settings, *known)}
-    for size, found in ranges.items():
+    for size, bounds in ranges.items():
         if size >= LEAST_BYTES:
-            found[0] = max(LEAST_BYTES, isqrt(size * size // 2) + 1)
-            found[1] = max(size, min(MAX_BYTES, isqrt(2 * size * size)))
+            bounds[0] = max(LEAST_BYTES, isqrt(size * size // 2) + 1)
+            bounds[1] = max(size, min(MAX_BYTES, isqrt(2 * size * size)))
     for small, large in pairwise(sorted(ranges)):
         middle = isqrt(small * large)
         below, above = ranges[small], ranges[large]

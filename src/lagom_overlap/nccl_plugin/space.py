@@ -18,6 +18,7 @@ from lagom_overlap.nccl_plugin.table_layout import GRAIN_BYTES, MAX_CHANNELS
 from lagom_overlap.units import KIB, MIB
 
 CHANNELS: Final = (1, 2, 4, 8, 16, 32)
+"""Channel counts of the default space. Chosen: powers of two up to what NCCL uses on one node."""
 CHUNKS: Final = {
     Protocol.LL: (8 * KIB, 16 * KIB, 32 * KIB),
     Protocol.LL128: (64 * KIB, 128 * KIB, 256 * KIB, 576000),
@@ -27,7 +28,7 @@ NVLS_CHUNKS: Final = (16 * KIB, 32 * KIB, 64 * KIB, 128 * KIB)
 ONE_STEP_BYTES: Final = 512 * KIB
 """The largest Simple chunk where a chunk is one of the buffer's eight steps: trees, broadcast and reduce."""
 FIRST_VERSION_WITH_CHUNKS: Final = 6
-"""Of the tuner interface: getChunkSize."""
+"""The first version of the tuner interface with getChunkSize."""
 _SWITCHED: Final = (Algorithm.NVLS, Algorithm.NVLS_TREE)
 
 
@@ -97,7 +98,7 @@ def _chunks(
     kind: CollectiveKind,
     way: tuple[Algorithm | None, Protocol | None],
     tuner_version: int,
-    asked: Sequence[int] | None,
+    limit: Sequence[int] | None,
 ) -> tuple[int | None, ...]:
     algorithm, protocol = way
     if tuner_version < FIRST_VERSION_WITH_CHUNKS:
@@ -105,7 +106,7 @@ def _chunks(
     own = NVLS_CHUNKS if algorithm in _SWITCHED else CHUNKS[protocol or Protocol.SIMPLE]
     if protocol in (None, Protocol.SIMPLE) and (algorithm is Algorithm.TREE or kind.traits.is_rooted):
         own = tuple(size for size in own if size <= ONE_STEP_BYTES)
-    if asked is None:
+    if limit is None:
         return own
     least = GRAIN_BYTES[protocol or Protocol.SIMPLE]
-    return tuple(size for size in asked if least <= size <= own[-1])
+    return tuple(size for size in limit if least <= size <= own[-1])

@@ -101,24 +101,24 @@ def _plugin(nccl: NcclVersion) -> dict[Knob, Support]:
     channels = (
         Support(Settable.LOWER, "below NCCL's own choice for the size") if nccl >= (2, 31, 0) else Support(Settable.YES)
     )
-    found = {Knob.ALGORITHM: way, Knob.PROTOCOL: way, Knob.CHANNELS: channels}
+    reach = {Knob.ALGORITHM: way, Knob.PROTOCOL: way, Knob.CHANNELS: channels}
     if version >= 6:
-        found[Knob.CHUNK] = Support(Settable.LOWER, "rings and trees have the largest chunk of their buffer by default")
-    return found
+        reach[Knob.CHUNK] = Support(Settable.LOWER, "rings and trees have the largest chunk of their buffer by default")
+    return reach
 
 
 def _sibling(nccl: NcclVersion) -> dict[Knob, Support]:
     if nccl < (2, 17, 0):
         return {}
-    found = {
+    reach = {
         Knob.CHANNELS: Support(Settable.LOWER, "a cap per communicator; few values, each with buffers of its own"),
         Knob.ALL_TO_ALL_CHANNELS: Support(Settable.LOWER, "the same cap, rounded up to a power of two"),
     }
     if nccl >= (2, 30, 3):
-        found[Knob.THREADS] = Support(
+        reach[Knob.THREADS] = Support(
             Settable.PARTLY, "rings only, with NCCL_NO_CACHE=NCCL_NTHREADS,NCCL_LL128_NTHREADS"
         )
-    return found
+    return reach
 
 
 def _coll_config(nccl: NcclVersion) -> dict[Knob, Support]:

@@ -123,15 +123,15 @@ def _check_sites(decisions: tuple[TableDecision, ...], calls: tuple[TableCall, .
     named: dict[tuple[TableCommunicator, CollectiveKind], set[tuple[int, int]]] = defaultdict(set)
     for d in decisions:
         named[d.communicator, d.kind].add((d.first_bytes, d.last_bytes))
-    ranges = {pair: sorted(found) for pair, found in named.items()}
-    for found in ranges.values():
-        for (_, last), (first, _) in pairwise(found):
+    ranges = {pair: sorted(site_ranges) for pair, site_ranges in named.items()}
+    for site_ranges in ranges.values():
+        for (_, last), (first, _) in pairwise(site_ranges):
             if last >= first:
                 raise TableError(f"calls of {first} bytes are named by two ranges")
     for call in set(calls):
-        found = ranges.get((call.communicator, call.kind), [])
-        at = bisect_right(found, (call.num_bytes, layout.MAX_BYTES)) - 1
-        if at < 0 or call.num_bytes > found[at][1]:
+        site_ranges = ranges.get((call.communicator, call.kind), [])
+        at = bisect_right(site_ranges, (call.num_bytes, layout.MAX_BYTES)) - 1
+        if at < 0 or call.num_bytes > site_ranges[at][1]:
             raise TableError(f"a step calls {call.kind} of {call.num_bytes} bytes, for which there is no row")
 
 

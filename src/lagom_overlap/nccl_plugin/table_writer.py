@@ -108,8 +108,10 @@ def encode_table(
     }
     ranges = {site: class_range(site[2], table.size_octaves) for site in (*sites, *followed)}
     if known_sites is not None and not table.size_octaves:
-        found = site_ranges({site: frozenset(rows.items()) for site, rows in sites.items()}, {*known_sites, *followed})
-        ranges |= {site: found[site] for site in sites if (calls_per_step or {}).get(site) != 0}
+        covered = site_ranges(
+            {site: frozenset(rows.items()) for site, rows in sites.items()}, {*known_sites, *followed}
+        )
+        ranges |= {site: covered[site] for site in sites if (calls_per_step or {}).get(site) != 0}
     rows = {
         site: _site_rows(site, configs, calls[site], left_out, is_followed=site in followed)
         for site, configs in sites.items()
@@ -227,7 +229,7 @@ def _communicator_records(
     communicators: Iterable[ProcessCommunicator], leases: Mapping[CommunicatorId, int]
 ) -> list[_CommunicatorRecord]:
     """One record each, with its place among the communicators that the plug-in cannot tell from it otherwise."""
-    made: Counter[tuple[int, int]] = Counter()
+    num_of_role: Counter[tuple[int, int]] = Counter()
     records = []
     for communicator in communicators:
         description = communicator.id.description
@@ -237,11 +239,11 @@ def _communicator_records(
                 f"description {description!r}: must be printable and at most {layout.MAX_DESCRIPTION_BYTES} bytes"
             )
         num_ranks, num_nodes = len(communicator.id.ranks), communicator.num_nodes or 0
-        order, most = made[num_ranks, num_nodes], communicator.max_channels or 0
+        order, most = num_of_role[num_ranks, num_nodes], communicator.max_channels or 0
         records.append((encoded, num_ranks, num_nodes, order, most, leases.get(communicator.id, 0)))
-        made[num_ranks, 0] += 1
+        num_of_role[num_ranks, 0] += 1
         if num_nodes:
-            made[num_ranks, num_nodes] += 1
+            num_of_role[num_ranks, num_nodes] += 1
     return records
 
 

@@ -76,19 +76,19 @@ def read_tuning(lines: Iterable[str]) -> TuningLog:
 
 
 def _call(line: str) -> LoggedCall | None:
-    found = _CALL.search(line)
-    if found is None or found[1] not in _KINDS:
+    match = _CALL.search(line)
+    if match is None or match[1] not in _KINDS:
         return None
     try:
-        algorithm, protocol = Algorithm(found[3].lower()), Protocol(found[4].lower())
+        algorithm, protocol = Algorithm(match[3].lower()), Protocol(match[4].lower())
     except ValueError:
         return None
-    first, last = int(found[5]), int(found[6])
+    first, last = int(match[5]), int(match[6])
     if last < first:
         return None
     return LoggedCall(
-        kind=_KINDS[found[1]],
-        num_bytes=int(found[2]),
+        kind=_KINDS[match[1]],
+        num_bytes=int(match[2]),
         algorithm=algorithm,
         protocol=protocol,
         num_channels=last - first + 1,

@@ -1,9 +1,9 @@
 """The table of `lagom run --config`, in force on all ranks or on none.
 
-A rank that cannot read the table would run NCCL's own choice where the others run the table's, and their collective
-would hang: its machine may lack the folder, or its file system may give files to another user, which the plug-in's own
-loader refuses. So each rank reads what the launcher wrote and hands it to the plug-in in memory. Whose file it is does
-not matter then: the launcher's environment holds its checksum. What one rank lacks, all do without.
+A rank that cannot read the table would run NCCL's own choice while the others run the table's, and their collective
+would hang. Its machine may lack the folder, or its file system may give files to another user, which the plug-in's own
+loader refuses. So each rank reads what the launcher wrote and passes it to the plug-in in memory. The file's owner then
+does not matter, because the launcher's environment holds the checksum. If one rank cannot apply the table, none does.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,9 +22,9 @@ from lagom_overlap.record import read_regular
 
 
 def apply_on_all(plugin: TunerPlugin, exchange: Exchange, environment: Mapping[str, str]) -> str:
-    """Decides by the launcher's table on all ranks, each of which calls this; why none does, empty if all do.
+    """Puts the launcher's table in force on all ranks, each of which calls this; returns why not, empty if it is.
 
-    The plug-in is switched off when this is called, so that a rank which fails before does not run alone by a table.
+    The plug-in is off when this is called, so that no rank runs alone by a table if another one failed earlier.
 
     Raises:
         InDoubt: if the store is lost so late that this rank cannot know whether the others have it.
@@ -45,7 +45,7 @@ def apply_on_all(plugin: TunerPlugin, exchange: Exchange, environment: Mapping[s
 
 
 def meet(open_store: Callable[[str], Store], *, rank: int, num_ranks: int, timeout_s: float) -> Exchange:
-    """The exchange of the ranks that come together; those of a process that begins anew may find the store they had.
+    """The exchange of the ranks that meet; a restarted process may find the store of its predecessor.
 
     Raises:
         StoreLost: if the store does not answer in time.
@@ -62,7 +62,7 @@ def meet(open_store: Callable[[str], Store], *, rank: int, num_ranks: int, timeo
 
 
 def _prepared(plugin: TunerPlugin, environment: Mapping[str, str], num_ranks: int) -> str:
-    """Hands the table to the plug-in, which decides by it from the commit on; why not, empty if it is done."""
+    """Passes the table to the plug-in, where a commit puts it in force; returns why not, empty if it is done."""
     if is_disabled():
         return f"{DISABLE_VARIABLE} is set"
     first_world = environment.get(FIRST_WORLD_VARIABLE)

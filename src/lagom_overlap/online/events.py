@@ -1,7 +1,7 @@
-"""What happens to a job, for programs: a file of JSON lines, and a file of Prometheus text.
+"""The events of a job for programs: a file of JSON lines, and a file of Prometheus text.
 
-Each rank has its own pair of files, so nothing is ever shared between writers. A file that cannot be written is said
-once and then left alone: a full disk must not end the job.
+Each rank has its own pair of files, so writers never share one. A file that cannot be written is reported once and then
+left alone: a full disk must not end the job.
 """
 
 import logging
@@ -18,7 +18,7 @@ from lagom_overlap.record import append_line, utc_now, write_private
 _log = logging.getLogger(__name__)
 
 RANK_VARIABLE: Final = "LAGOM_RANK"
-"""PROCESS:RANK, of a process whose rank its process group says and no launcher's variable."""
+"""PROCESS:RANK of a process whose rank is known from its process group only, not from a launcher's variable."""
 Value: TypeAlias = str | int | float | bool | None
 HELP: Final[Mapping[str, str]] = {
     "lagom_steps": "Training steps seen since the job began.",
@@ -99,7 +99,7 @@ def _escaped(text: str) -> str:
 
 
 def rank_of(environment: Mapping[str, str] = os.environ) -> int:
-    """This process's rank as the plug-in reads it: noted by us, else by the launcher's variables; 0 without any."""
+    """This process's rank as the plug-in reads it: `RANK_VARIABLE`, else the launcher's variables, else 0."""
     process, _, noted = environment.get(RANK_VARIABLE, "").partition(":")
     if noted.isdecimal() and process == str(os.getpid()):
         return int(noted)

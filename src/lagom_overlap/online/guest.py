@@ -1,4 +1,4 @@
-"""We are a guest in the job: a failure of ours is one line, and never the job's."""
+"""Runs our code inside the job: a failure of ours is reported in one line and never becomes the job's failure."""
 
 import logging
 from collections.abc import Callable
@@ -10,7 +10,7 @@ _log = logging.getLogger(__name__)
 
 
 def safely(work: Callable[[], None], *, ends_the_job: type[LagomError] | None = None) -> None:
-    """Runs a part of ours; its failure is one line, and never the job's, but for errors that must end it."""
+    """Runs `work`; a failure is reported in one line and swallowed, except for errors that must end the job."""
     try:
         work()
     except LagomError as error:

@@ -103,7 +103,7 @@ class OwnProfiler:
         self._running = running
 
     def stop(self) -> profile | None:
-        """What was seen since `start`; None if the profiler was taken away meanwhile."""
+        """The profiler with the events since `start`; None if the job took it over meanwhile."""
         running, self._running = self._running, None
         if running is None:
             return None
@@ -126,11 +126,11 @@ class OwnProfiler:
 
 
 @contextmanager
-def exported(seen: profile) -> Iterator[Path]:
-    """The Kineto file of what was seen, for as long as the context lasts."""
+def exported(profiler: profile) -> Iterator[Path]:
+    """The profiler's events as a Kineto file, which exists inside the context only."""
     with tempfile.TemporaryDirectory(prefix="lagom-step-") as folder:
         path = Path(folder) / "step.json"
-        seen.export_chrome_trace(str(path))
+        profiler.export_chrome_trace(str(path))
         yield path
 
 

@@ -24,7 +24,7 @@ class JournalFile:
         self._path = path
 
     def read(self) -> str:
-        """What is there, empty if nothing is or it cannot be read."""
+        """The journal's text; empty if there is none or it cannot be read."""
         if self._path is None:
             return ""
         try:
@@ -36,7 +36,7 @@ class JournalFile:
             return ""
 
     def write(self, lines: Sequence[str], *, is_new: bool) -> None:
-        """Adds lines, or begins anew with them."""
+        """Appends lines, or starts the file over with them."""
         if self._path is None:
             return
         try:

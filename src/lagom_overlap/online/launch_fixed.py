@@ -25,15 +25,15 @@ from lagom_overlap.online.run_jobs import CONFIG_VARIABLE
 from lagom_overlap.online.tuner import store_of
 
 ENGINE_VARIABLE: Final = "LAGOM_RUN_ENGINE"
-"""The engine under which settings were found, as the launcher read it: what ranks decide by must be the same on all."""
+"""The engine under which the settings were found; from the launcher, so that all ranks decide by the same value."""
 WORLD_VARIABLE: Final = "LAGOM_RUN_WORLD"
-"""With how many ranks they were found."""
+"""The number of ranks with which they were found."""
 CHECKED_STEPS: Final = 2
-"""Steps after which a table that fits nothing is said to."""
+"""Steps after which a table without a matching row is reported; the first step may not have all of the calls."""
 
 
 class Fixed:
-    """Puts the launcher's table in force, which does the rest by itself; says if it fits nothing.
+    """Puts the launcher's table in force and reports if no row of it matches a call.
 
     Torch's SM carve-out, if the environment names one, is set once for the whole job.
     """
@@ -53,7 +53,7 @@ class Fixed:
         """Nothing to do."""
 
     def on_step(self) -> None:
-        """Says once what the first steps showed."""
+        """Reports once, after the first steps, if the table matches nothing."""
         self._num_steps += 1
         if self._num_steps > CHECKED_STEPS:
             self._say_misfit()
@@ -63,11 +63,11 @@ class Fixed:
 
     @staticmethod
     def may_end() -> bool:
-        """Always: a table in force stays so, and needs no word of this rank's."""
+        """Always: a table in force stays in force without any further action of this rank."""
         return True
 
     def close(self) -> None:
-        """Launches as before us again."""
+        """Restores the job's own launches."""
         if self._num_steps:
             self._say_misfit()
         if self._compute is not None:
@@ -77,11 +77,11 @@ class Fixed:
         """Once: whether the table fits anything that the job calls."""
         if self._is_said or self._plugin is None:
             return
-        asked, matched = self._plugin.counts()
-        if not asked:
+        num_asked, num_matched = self._plugin.counts()
+        if not num_asked:
             self._say("NCCL asked the plug-in about no call: nothing that a table can set was called")
-        elif not matched:
-            self._say(f"its table has a row for none of the job's {asked} collectives so far: nothing is set")
+        elif not num_matched:
+            self._say(f"its table has a row for none of the job's {num_asked} collectives so far: nothing is set")
         self._is_said = True
 
     def _say(self, why: str) -> None:

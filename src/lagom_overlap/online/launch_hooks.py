@@ -98,16 +98,16 @@ def _wrap_groups(module: ModuleType) -> None:
 
 def _settled(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether this process knows its rank and its files, which NCCL may make within the call that follows."""
-    done = []
+    handled = []
 
     def settle_here() -> None:
         from lagom_overlap.online.run_jobs import meeting_of, settle  # noqa: PLC0415
 
         settle(meeting_of(inspect.signature(original).bind_partial(*args, **kwargs).arguments, os.environ))
-        done.append(True)
+        handled.append(True)
 
     safely(settle_here)
-    return bool(done)
+    return bool(handled)
 
 
 _sessions: list[Watch] = []

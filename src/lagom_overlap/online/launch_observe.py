@@ -41,8 +41,8 @@ def record_lines(log: RecordLog, most: int = MOST_SITES) -> list[str]:
     sites: dict[_Site, list[RecordedDecision]] = defaultdict(list)
     for decision in log.decisions:
         if Flag.NOT_COUNTED not in decision.flags and decision.comm_id in ranks:
-            known = ranks[decision.comm_id]
-            sites[known.num_ranks, known.creation_order, decision.kind, decision.num_bytes].append(decision)
+            caller = ranks[decision.comm_id]
+            sites[caller.num_ranks, caller.creation_order, decision.kind, decision.num_bytes].append(decision)
     if not sites:
         return []
     total_s = {site: sum(_predicted_s(decision) for decision in decisions) for site, decisions in sites.items()}
@@ -92,11 +92,11 @@ class ProfiledStep:
         """The step's collectives; None if the profiler was taken away meanwhile, or its file cannot be read."""
         if torch.cuda.is_available():
             torch.cuda.synchronize(job_device())
-        seen = OWN_PROFILER.stop()
-        if seen is None:
+        profiler = OWN_PROFILER.stop()
+        if profiler is None:
             return None
         try:
-            with exported(seen) as path:
+            with exported(profiler) as path:
                 return kernels_of(path) if torch.cuda.is_available() else gloo_runs_of(path)
         except (RuntimeError, OSError, TraceError) as error:
             _log.debug("the sample is void: %s", error)

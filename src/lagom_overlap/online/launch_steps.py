@@ -118,8 +118,8 @@ class TrainingSteps:
             return True
         if self._has_own_optimizer is None:
             # Looks at all objects, once in a job, and only in one that has an optimizer of something else.
-            theirs = [each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)]
-            self._has_own_optimizer = any(self._holds_some(each) for each in theirs)
+            optimizers = [each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)]
+            self._has_own_optimizer = any(self._holds_some(each) for each in optimizers)
         return not self._has_own_optimizer
 
     def _holds_some(self, optimizer: torch.optim.Optimizer) -> bool:

@@ -1,4 +1,4 @@
-"""`lagom run --observe`: which share of a job's communication time could be reached, and by which knob.
+"""`lagom run --observe`: the share of a job's communication time that each knob could reach.
 
 Nothing of the job is changed. A few steps are sampled with PyTorch's profiler (unless the job's own runs): on a GPU
 NCCL's kernels with their lengths, on the CPU gloo's collectives from issue to completion. What each knob reaches is
@@ -16,8 +16,9 @@ from lagom_overlap.nccl_plugin.support import NO, Knob, NcclVersion, Settable, b
 from lagom_overlap.nccl_plugin.table_layout import KINDS as TUNER_KINDS
 
 FIRST_SAMPLED: Final = 3
-"""The first steps warm up: connections, allocators, compilation."""
+"""The first sampled step; the steps before it warm up connections, allocators and compilation."""
 NUM_SAMPLED: Final = 3
+"""Sampled steps: enough for a share of time, few enough not to disturb the job. Chosen, not measured."""
 SAMPLED_APART: Final = 2
 """Never two steps in a row: see `job_profiler`."""
 _GLOO_KNOBS: Final = (Knob.CHANNELS, Knob.CHUNK)
@@ -25,7 +26,7 @@ _GLOO_KNOBS: Final = (Knob.CHANNELS, Knob.CHUNK)
 
 @dataclass(frozen=True, slots=True)
 class SeenCall:
-    """One collective of a sampled step; `kind` None: none that we know. `is_reachable` False: outside every knob."""
+    """One collective of a sampled step; `kind` None: an unknown kind. `is_reachable` False: no knob reaches it."""
 
     kind: CollectiveKind | None
     duration_s: float
@@ -34,7 +35,7 @@ class SeenCall:
 
 @dataclass(slots=True)
 class Shares:
-    """Communication seconds per kind over the sampled steps, and what of them each knob reaches."""
+    """Communication seconds over the sampled steps, by kind and by the knob that reaches them."""
 
     nccl: NcclVersion | None
     num_steps: int = 0
@@ -74,11 +75,11 @@ def knobs_of(kind: CollectiveKind, nccl: NcclVersion | None) -> tuple[Knob, ...]
 
 
 def report_lines(shares: Shares, reason: str = "") -> list[str]:
-    """What was found, for people; `reason` is why the last step that was not sampled was not."""
+    """The report for people; `reason` is why the last step that should have been sampled was not."""
     where = "gloo" if shares.nccl is None else f"NCCL {'.'.join(map(str, shares.nccl))}"
     if not shares.num_steps or not shares.total_s:
         why = f" ({reason})" if reason else ""
-        return [f"observed no collective of a training step on {where}{why}: nothing can be said"]
+        return [f"observed no collective of a training step on {where}{why}: nothing can be said about it"]
     per_step_s = shares.total_s / shares.num_steps
     kinds = sorted(shares.by_kind_s.items(), key=lambda pair: -pair[1])
     words = ", ".join(f"{kind} {time_s / shares.total_s:.0%}" for kind, time_s in kinds)
@@ -89,7 +90,7 @@ def report_lines(shares: Shares, reason: str = "") -> list[str]:
     ratios = shares.ratios()
     lines += [f"  {knob:22} {ratio:6.1%}  {_way(knob, shares.nccl)}".rstrip() for knob, ratio in ratios.items()]
     if any(ratios.values()):
-        lines.append("how much of it is a gain only a trial can say: lagom run --online in place of --observe")
+        lines.append("a trial shows how much of that is a gain: lagom run --online instead of --observe")
     else:
         lines.append("nothing to tune here")
     return lines
@@ -101,8 +102,8 @@ def _way(knob: Knob, nccl: NcclVersion | None) -> str:
     route = best_route(nccl, knob)
     if route is None:
         return "no route of ours"
-    found = support_of(nccl)[route].get(knob, NO)
-    limits = "" if found.reach is Settable.YES else f", {found.reach}{f' ({found.note})' if found.note else ''}"
+    support = support_of(nccl)[route].get(knob, NO)
+    limits = "" if support.reach is Settable.YES else f", {support.reach}{f' ({support.note})' if support.note else ''}"
     return f"by the {route} route{limits}"
 
 

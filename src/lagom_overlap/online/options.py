@@ -1,4 +1,4 @@
-"""What the user of online tuning can choose, with the defaults and their reasons."""
+"""The options of online tuning and their defaults."""
 
 import os
 from dataclasses import dataclass, field
@@ -10,30 +10,30 @@ from lagom_overlap.tuners.problem import MAX_PAIRS, MIN_PAIRS
 from lagom_overlap.tuners.registry import OURS
 
 MODE_VARIABLE: Final = "LAGOM_RUN_MODE"
-"""What `lagom run` does in the ranks that it has started: observe, online, fixed."""
+"""The mode of `lagom run` in its ranks: observe, online or fixed."""
 DISABLE_VARIABLE: Final = "LAGOM_DISABLE"
 LEAST_WINDOW: Final = 4
-"""One step to settle, one to measure, one while the reports travel, and the rest is what `median` can use."""
+"""The shortest window: one step to settle, two measured ones for a median, and one while the reports travel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnlineOptions:
     """How to tune a running job; equal on all ranks, rank 0's count where they differ.
 
-    `window_steps` is the length of a measuring window: its first step warms up, its last one is not measured because
-    the ranks' reports are under way. `max_slowdown` abandons a trial after one measured step that took that many times
-    the default. `max_steps` and `max_seconds` bound the search and its verdict together, which ends as soon as the
-    sequential test has decided, after `num_pairs` rounds at most.
-    `watch_steps` is the length of a window once all is settled (0: stop for good), or up to four times that where
-    steps are short, so that agreeing takes little of them; a job whose steps then take
-    `drift_ratio` times as long for `drift_steps` steps, or more where it has seen longer phases end by themselves
-    (`watcher`), or whose calls differ in `drift_windows` measured windows running, is tuned again, at most `max_rearms`
-    times. Saved settings are judged against the job's default at the start, what a search leaves set when no other may
-    follow it, and any settings later, in no more steps than `check_share` of the settled steps before; only the checks
-    at the start and after the last search are not out of that share (0: none at all, saved settings are trusted).
-    `timeout_s` is the longest that any rank ever waits for another one on our account. `sm_carveouts` are SMs that the
-    computation may leave free, one number for the whole step; the tuner must search them (`both_sides`).
-    `new_algorithms` also tries those that NCCL has not used on a communicator before: their buffers stay allocated
+    `window_steps` is the length of a measuring window: its first step warms up, and its last one is not measured
+    because the ranks' reports are under way. `max_slowdown` abandons a trial after one measured step that took that
+    many times the default. `max_steps` and `max_seconds` bound the search and its verdict together; the verdict ends as
+    soon as the sequential test has decided, after at most `num_pairs` rounds.
+    `watch_steps` is the length of a window once the job is settled (0: stop for good); where steps are short it is up
+    to four times that, so that agreement takes a small part of them. A settled job is tuned again, at most `max_rearms`
+    times, if its steps take `drift_ratio` times as long for `drift_steps` steps (more if longer phases have ended by
+    themselves, see `watcher`), or if its calls differ in `drift_windows` measured windows in a row.
+    Checks against the default cover saved settings at the start, the settings left by the last allowed search, and any
+    settings later. The later ones take at most `check_share` of the settled steps so far; the check at the start and
+    the one after the last search do not count towards that share (0: no checks, saved settings are trusted).
+    `timeout_s` is the longest time that any rank waits for another one because of us. `sm_carveouts` are numbers of SMs
+    that the computation may leave free, one for the whole step; the tuner must search them (`both_sides`).
+    `new_algorithms` also tries algorithms that NCCL has not used on a communicator yet: their buffers stay allocated
     (`routes.connections`).
     """
 

@@ -1,4 +1,4 @@
-"""What tuning has cost so far, what it gains, and after how many steps it has paid for itself."""
+"""The cost of tuning so far, its gain, and the number of steps after which it has paid for itself."""
 
 from dataclasses import dataclass
 from statistics import median
@@ -28,7 +28,7 @@ class Payback:
     _armed_exchange_s: float = 0.0
 
     def took(self, plan: WindowPlan, report: Report, now_s: float) -> None:
-        """A window is over, for all ranks."""
+        """Accounts for a finished window of all ranks."""
         self._first_s = now_s if self._first_s is None else self._first_s
         self.elapsed_s = now_s - self._first_s
         self.num_steps += plan.num_steps
@@ -65,7 +65,7 @@ class Payback:
         if not verdict.adopted:
             return f"the default stays ({compared}); {cost}"
         gain_s = median(verdict.makespans_s["default"]) - median(verdict.makespans_s["tuned"])
-        if gain_s <= 0:  # the pairs say otherwise all the same
+        if gain_s <= 0:  # the medians need not agree with the pairs, which decide
             return f"tuned ({compared}); {cost}"
         if self.has_one_clock:
             cost += f", paid back after {self.cost_s / gain_s:.0f} steps"

@@ -1,8 +1,8 @@
 """From the programs of all ranks to what a study tunes, and back to settings of sites.
 
-The groups of all ranks are tuned side by side as one set. A site is in one place of one group only, whatever the other
-ranks see with it: two settings for one call of a communicator would hang it, or one would be measured under the
-other's name. Ranks are asked in order, the first claim counts.
+The groups of all ranks are tuned together as one set. A site belongs to one place of one group only, whichever groups
+the other ranks see it in: two settings for one call of a communicator would make it hang, or one would be measured
+under the other's name. Ranks claim sites in order, and the first claim counts.
 """
 
 import hashlib
@@ -70,31 +70,35 @@ class JobProblems:
 def job_problems(programs: Iterable[StepProgram]) -> JobProblems:
     """The groups of all ranks' programs, those of equal name as one."""
     owner: dict[Site, tuple[str, int]] = {}
-    found: dict[str, StepGroup] = {}
+    groups: dict[str, StepGroup] = {}
     sites: dict[str, list[dict[Site, None]]] = {}
     for program in programs:
         for group in groups_of(program):
             claims = _claims(group, owner)
             if not all(claims):
                 continue
-            known = found.setdefault(group.name, group)
-            held = sites.setdefault(group.name, [{} for _ in known.calls])
+            first = groups.setdefault(group.name, group)
+            sites_by_place = sites.setdefault(group.name, [{} for _ in first.calls])
             for place, claimed in enumerate(claims):
-                held[place].update(dict.fromkeys(claimed))
+                sites_by_place[place].update(dict.fromkeys(claimed))
                 owner.update(dict.fromkeys(claimed, (group.name, place)))
     return JobProblems(
-        {name: TunedGroup(_problem(group), tuple(tuple(held) for held in sites[name])) for name, group in found.items()}
+        {
+            name: TunedGroup(_problem(group), tuple(tuple(sites_by_place) for sites_by_place in sites[name]))
+            for name, group in groups.items()
+        }
     )
 
 
 def _claims(group: StepGroup, owner: Mapping[Site, tuple[str, int]]) -> list[list[Site]]:
-    """The sites that each place of a group can have: no other group's, and no earlier place's."""
-    taken: dict[Site, int] = {}
+    """The sites that each place of a group may claim: not another group's, and not an earlier place's."""
+    place_of_site: dict[Site, int] = {}
     return [
         [
             site
             for site in _sites(group, place)
-            if owner.get(site, (group.name, place)) == (group.name, place) and taken.setdefault(site, place) == place
+            if owner.get(site, (group.name, place)) == (group.name, place)
+            and place_of_site.setdefault(site, place) == place
         ]
         for place in range(len(group.calls))
     ]

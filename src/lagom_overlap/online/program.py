@@ -1,14 +1,14 @@
 """The shape of a step on one rank: which collectives are issued and waited for, in which order; and its overlap groups.
 
-A *join* is a place where the computation waits for a collective. What lies between two joins is a window; windows in
-which nothing is issued belong to the one before, so that the windows make up the step. A collective belongs to the
-window whose computations follow it, because that is what it overlaps: to the one in which it was issued, or, if that
-one hardly computes after it (`LATE_SHARE`), to the next. Equal windows are one group, tuned as one; equal are those
-whose calls are also waited for alike (`EXPOSED_SHARE`), for what is hidden can spare what an exposed call needs. That
-is told of calls on a device; on CPU ranks a busy core makes any call wait. What a window waits for because earlier
-windows' collectives still run is counted as theirs (`owed_s`).
+A *join* is a place where the computation waits for a collective. The stretch between two joins is a window; a stretch
+that issues nothing belongs to the window before it, so that the windows make up the step. A collective belongs to the
+window whose computations follow it, because it overlaps those: the one that issued it or, if that one hardly computes
+afterwards (`LATE_SHARE`), the next. Equal windows form one group and are tuned as one. Windows are equal if their calls
+are, and if the same calls are exposed (`EXPOSED_SHARE`), because a hidden call can do without resources that an exposed
+one needs. Exposure is judged on devices only; on CPU ranks a busy core makes any call wait. Waiting that is caused by
+collectives of earlier windows is counted there (`owed_s`).
 
-Whether a call is late or exposed is told by times, which differ between ranks and steps, so ranks of equal shape must
+Whether a call is late or exposed depends on times, which differ between ranks and steps, so ranks of equal shape must
 agree on one `StepProgram`: the exchange keeps the first that was published under its fingerprint.
 """
 
@@ -33,15 +33,15 @@ Interval = tuple[float, float]
 
 
 def waits_of(joins: Sequence[CallRecord], since_s: float) -> list[Interval]:
-    """When the computation stood still for some calls, from a moment on; waiting for several at once counts once."""
-    found: list[Interval] = []
+    """The intervals in which the computation waited for the calls, from `since_s` on; overlapping waits count once."""
+    intervals: list[Interval] = []
     until_s = since_s
     for call in sorted(joins, key=lambda call: call.joined_s or 0.0):
         begin_s, end_s = max(call.joined_s or 0.0, until_s), call.resumed_s or 0.0
         if end_s > begin_s:
-            found.append((begin_s, end_s))
+            intervals.append((begin_s, end_s))
             until_s = end_s
-    return found
+    return intervals
 
 
 def owed_s(
@@ -59,7 +59,7 @@ def owed_s(
     order = sorted(range(len(calls)), key=lambda i: calls[i].begun_s)
     running: list[int] = []
     place = 0
-    found: list[dict[int, float]] = []
+    owed_by_window: list[dict[int, float]] = []
     for window, intervals in enumerate(waits):
         owed: dict[int, float] = {}
         for begin_s, end_s in intervals:
@@ -73,14 +73,14 @@ def owed_s(
                 owners = [windows[i] for i in running if calls[i].begun_s <= since_s and calls[i].ended_s >= until_s]
                 owner = window if window in owners else min([*owners, window])
                 owed[owner] = owed.get(owner, 0.0) + until_s - since_s
-        found.append(owed)
-    return found
+        owed_by_window.append(owed)
+    return owed_by_window
 
 
 LATE_SHARE: Final = 0.1
-"""A call is late if less than this share of its window's computation follows it."""
+"""A call is late if less than this share of its window's computation follows it. Chosen, not measured."""
 EXPOSED_SHARE: Final = 0.5
-"""A call is exposed if the untouched step waits for it longer than this share of its time."""
+"""A call is exposed if the untouched step waits for more than this share of its time. Chosen, not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +144,9 @@ class _Window:
 
 
 def events_of(record: StepRecord) -> tuple[ProgramEvent, ...]:
-    """Issues and joins in the order of the computation: the host's, where the route knows it, else that of the times.
+    """Issues and joins in the order of the computation: the host's order if the route knows it, else by time.
 
-    Times alone would let the shape of a step depend on how long its kernels took.
+    By time alone, the shape of a step would depend on how long its kernels took.
     """
     if _is_in_the_hosts_order(record):
         places = [(call.issue_place, 0, index, False) for index, call in enumerate(record.calls)]
@@ -155,7 +155,7 @@ def events_of(record: StepRecord) -> tuple[ProgramEvent, ...]:
         ]
         return tuple(ProgramEvent(index, is_join) for _, _, index, is_join in sorted(places))
     issues = [(call.issued_s, 1, index, False) for index, call in enumerate(record.calls)]
-    # At one time: waits for earlier calls end, then calls are issued, then those issued at that time are waited for.
+    # At equal times: first waits for earlier calls, then issues, then waits for calls issued at that time.
     joins = [
         (call.joined_s, 0 if call.issued_s < call.joined_s else 2, index, True)
         for index, call in enumerate(record.calls)
@@ -170,7 +170,7 @@ def _is_in_the_hosts_order(record: StepRecord) -> bool:
 
 
 def fingerprint(record: StepRecord) -> str:
-    """What two steps share that make the same calls and joins in the same order, on any rank."""
+    """A hash of the step's calls and joins in order; equal for equal steps on any rank."""
     shape = ([site_of(call.key) for call in record.calls], events_of(record))
     return hashlib.sha256(msgspec.json.encode(shape, order="sorted")).hexdigest()[:16]
 
@@ -224,7 +224,7 @@ def _shares_left(window: _Window, record: StepRecord) -> list[float]:
     """For each call of the window the share of the window's computation, from its first issue on, that follows it."""
     issued = [record.calls[call].issued_s for call in window.calls]
     length = _computed_s(window, record, min(issued, default=0.0))
-    # One call alone that is waited for at once has nothing after it, and nothing before it either: it stays.
+    # A single call that is waited for at once has no computation after it, and none before it: it is not late.
     return [1.0 if length <= 0 else _computed_s(window, record, since) / length for since in issued]
 
 
@@ -246,18 +246,18 @@ def _share_waited(call: CallRecord) -> float:
 
 
 def groups_of(program: StepProgram) -> tuple[StepGroup, ...]:
-    """The groups of a program in order of first occurrence, those left out in which no call can be set."""
+    """The groups of a program in order of first occurrence, without those in which no call can be set."""
     windows = _windows(program.events)
-    held: list[list[int]] = [[] for _ in windows]
+    calls_of_window: list[list[int]] = [[] for _ in windows]
     for call, number in sorted(_window_of_calls(program, windows).items()):
-        held[number].append(call)
+        calls_of_window[number].append(call)
     alike: dict[object, list[int]] = defaultdict(list)
     for number, window in enumerate(windows):
-        calls = tuple((program.sites[call].call, program.exposed[call]) for call in sorted(held[number]))
+        calls = tuple((program.sites[call].call, program.exposed[call]) for call in sorted(calls_of_window[number]))
         ends = program.sites[window.joins[0]].call if window.joins else None
-        if any(program.spaces[call] is not None for call in held[number]):
+        if any(program.spaces[call] is not None for call in calls_of_window[number]):
             alike[calls, ends].append(number)
-    return tuple(_group(program, held, numbers, windows) for numbers in alike.values())
+    return tuple(_group(program, calls_of_window, numbers, windows) for numbers in alike.values())
 
 
 def _window_of_calls(program: StepProgram, windows: Sequence[_Window]) -> dict[int, int]:
@@ -270,9 +270,9 @@ def _window_of_calls(program: StepProgram, windows: Sequence[_Window]) -> dict[i
 
 
 def _group(
-    program: StepProgram, held: Sequence[Sequence[int]], numbers: Sequence[int], windows: Sequence[_Window]
+    program: StepProgram, calls_of_window: Sequence[Sequence[int]], numbers: Sequence[int], windows: Sequence[_Window]
 ) -> StepGroup:
-    members = tuple(tuple(c for c in sorted(held[n]) if program.spaces[c] is not None) for n in numbers)
+    members = tuple(tuple(c for c in sorted(calls_of_window[n]) if program.spaces[c] is not None) for n in numbers)
     places = _own_places([[program.sites[window[place]] for window in members] for place in range(len(members[0]))])
     twins = {call for place, call in enumerate(members[0]) if place not in places}
     members = tuple(tuple(window[place] for place in places) for window in members)
@@ -282,7 +282,7 @@ def _group(
         _words(program.sites[call].call)
         + (" (exposed)" if program.exposed[call] else "")
         + (" (set as one before)" if call in twins else "")
-        for call in sorted(held[numbers[0]])
+        for call in sorted(calls_of_window[numbers[0]])
     )
     first = members[0]
     spaces = [program.spaces[call] for call in first]
@@ -299,17 +299,17 @@ def _group(
 
 
 def _own_places(sites: Sequence[Sequence[Site]]) -> tuple[int, ...]:
-    """The places that bring a site of their own; `sites` by place.
+    """The places with a site of their own; `sites` by place.
 
-    Two communicators of one role that are called in one window have one site, because what is set is set by role. The
-    second call then runs as the first one is set, and is no choice of its own.
+    Two communicators of one role that are called in the same window share a site, because settings go by role. The
+    second call runs with the setting of the first one and is not tuned separately.
     """
-    seen: set[Site] = set()
+    covered: set[Site] = set()
     places = []
-    for place, held in enumerate(sites):
-        if not seen.issuperset(held):
+    for place, place_sites in enumerate(sites):
+        if not covered.issuperset(place_sites):
             places.append(place)
-        seen.update(held)
+        covered.update(place_sites)
     return tuple(places)
 
 
@@ -326,19 +326,19 @@ def times_of(program: StepProgram, groups: Sequence[StepGroup], record: StepReco
     What later windows wait for a group's calls is the group's (`waits`); all windows' makespans are the step still.
     """
     spans_s = _spans(program, record)
-    found = {}
+    by_group = {}
     for group in groups:
         spans = [spans_s[number] for number in group.windows]
         lengths = [
             [record.calls[window[place]].ended_s - record.calls[window[place]].begun_s for window in group.members]
             for place in range(len(group.calls))
         ]
-        found[group.name] = Measurement(
+        by_group[group.name] = Measurement(
             makespan_s=fmean(comp_s + waited_s for comp_s, waited_s in spans),
             comp_s=fmean(comp_s for comp_s, _ in spans),
             comm_s=tuple(fmean(times) for times in lengths),
         )
-    return found
+    return by_group
 
 
 def median_times(steps: Sequence[dict[str, Measurement]]) -> dict[str, Measurement]:
@@ -347,7 +347,7 @@ def median_times(steps: Sequence[dict[str, Measurement]]) -> dict[str, Measureme
 
 
 def _spans(program: StepProgram, record: StepRecord) -> list[tuple[float, float]]:
-    """Of each window the seconds of its computation, and those for which it or a later one waited on its account.
+    """For each window: seconds of computation, and seconds that it or a later window waited because of it.
 
     A window lasts from the join before it, or the step's begin, to its own last join.
     """
@@ -367,7 +367,7 @@ def _spans(program: StepProgram, record: StepRecord) -> list[tuple[float, float]
     for each in owed:
         for owner, seconds in each.items():
             waited_s[owner] += seconds
-    computed_s = [  # of a window that only waits, rounding would leave less than nothing
+    computed_s = [  # max: rounding may make a window that only waits slightly negative
         max(0.0, end - begin - sum(each.values())) for (begin, end), each in zip(pairwise(ends), owed, strict=True)
     ]
     return list(zip(computed_s, waited_s, strict=True))

@@ -1,4 +1,4 @@
-"""Frameworks that replace ranks while others run on: a newcomer counts communicators from 0, a survivor does not.
+"""Frameworks that replace ranks while others keep running: a new rank counts communicators from 0, the others do not.
 
 So no rank may decide by a table, or be tuned, once such a framework manages process groups. Importing it says nothing:
 torchtitan imports torchft wherever it is installed. The class that every such job makes an object of does.
@@ -26,7 +26,7 @@ class ReplacedRanks:
 
     def __init__(self) -> None:
         self.by = ""
-        """The framework that does; empty where none does."""
+        """The framework that replaces ranks; empty if there is none."""
         self._then: list[Callable[[str], None]] = []
         self._is_watching = False
 
@@ -53,9 +53,9 @@ class ReplacedRanks:
         original: Callable[..., None] = maker.__init__  # type: ignore[misc]  # of whatever class it is
 
         @functools.wraps(original)
-        def made(one: Any, *args: Any, **kwargs: Any) -> None:  # whatever the job passes
+        def made(instance: Any, *args: Any, **kwargs: Any) -> None:  # whatever the job passes
             self._met(framework)
-            original(one, *args, **kwargs)
+            original(instance, *args, **kwargs)
 
         maker.__init__ = made  # type: ignore[misc]  # as above
 

@@ -32,16 +32,16 @@ RUN_VARIABLE: Final = "LAGOM_RUN_ID"
 CONFIG_VARIABLE: Final = "LAGOM_RUN_CONFIG"
 TUNER_VARIABLE: Final = "LAGOM_RUN_TUNER"
 FIRST_WORLD_VARIABLE: Final = "LAGOM_RUN_FIRST_WORLD"
-"""Ranks of the run's first job, in the ranks of its others."""
+"""The number of ranks of the run's first job; set in the ranks of its other jobs."""
 _RING_VARIABLES: Final = ("LAGOM_RECORD", "LAGOM_PROFILE")
 _MAX_BYTES: Final = 1 << 16
 _MAX_JOBS: Final = 1000
-"""Jobs of a run that get files; a script that starts more has other cares than their settings."""
+"""Jobs of a run that get files. Bounds a loop over claims; chosen far above any real script."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meeting:
-    """Where the ranks of a job meet; a number that nothing says is None."""
+    """Where the ranks of a job meet; unknown numbers are None."""
 
     place: str
     rank: int | None
@@ -95,9 +95,9 @@ def meeting_of(arguments: Mapping[str, Any], environment: Mapping[str, str]) -> 
     )
 
 
-def _number(*said: object) -> int | None:
-    """The first that says something: PyTorch takes -1 for nothing."""
-    for value in said:
+def _number(*values: object) -> int | None:
+    """The first value that is a number from 0 on; PyTorch uses -1 for "not given"."""
+    for value in values:
         text = str(value[0] if isinstance(value, list) else value)
         if text.isdecimal():
             return int(text)
@@ -105,7 +105,7 @@ def _number(*said: object) -> int | None:
 
 
 def note_rank(rank: int | None, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Tells the plug-in, and whoever asks `rank_of`, a rank that the launcher's variables do not tell."""
+    """Sets `RANK_VARIABLE`, which the plug-in and `rank_of` read, if the launcher's variables do not give the rank."""
     if rank is not None and rank_of(environment) != rank:
         environment[RANK_VARIABLE] = f"{os.getpid()}:{rank}"  # a child that inherits it is another process
 

@@ -1,10 +1,10 @@
-"""How long the job's own steps take, with nothing of ours in them: what every verdict of a running job rests on.
+"""The times of the job's own steps, without anything of ours: every verdict of a running job rests on them.
 
-On the CPU the host's clock tells, because gloo's calls end before their step does. On a GPU the host runs ahead, so an
-event is recorded on the current stream where a step begins and where it ends, and read when the ranks report: by then
-the host has issued the step after it, so the wait for the last event leaves the device busy. What is between the steps
-(data loading, checkpoints) is in neither, unless large collectives follow the last update: then a step ends where the
-next one begins (`Route.goes_on`).
+On the CPU the host's clock is enough, because gloo's calls end before their step does. On a GPU the host runs ahead, so
+events are recorded on the current stream where a step begins and ends, and read when the ranks report: by then the host
+has issued the next step, so waiting for the last event does not leave the device idle. The time between steps (data
+loading, checkpoints) does not count, unless large collectives follow the last update: then a step ends where the next
+one begins (`Route.goes_on`).
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ class StepClock(Protocol):
         """It is over."""
 
     def wait(self) -> None:
-        """Returns when the device has come to what was recorded last: the job's own work, and no cost of ours."""
+        """Returns when the device has reached the last recorded event; this waits for the job's own work only."""
 
     def times_s(self) -> list[float]:
         """The steps since the last `forget`, in order; waits for the last of them."""

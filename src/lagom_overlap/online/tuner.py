@@ -191,8 +191,8 @@ class OnlineTuner:
         Raises:
             OutputError: if the file cannot be written.
         """
-        found = self._found()
-        if found is None:
+        adopted = self._found()
+        if adopted is None:
             if self._rank == 0:
                 _log.warning("nothing to save: online tuning is at %r (%s)", str(self.state), self.reason)
             return False
@@ -200,12 +200,12 @@ class OnlineTuner:
             saved = SavedSettings(
                 world_size=self._world_size,
                 route=self._route.name,
-                is_adopted=bool(found.settings),
-                settings=found.settings,
+                is_adopted=bool(adopted.settings),
+                settings=adopted.settings,
                 cycles=role_cycles(self._member.cycles) if self._member is not None else (),
-                size_octaves=found.size_octaves,
+                size_octaves=adopted.size_octaves,
                 engine=self._engine,
-                verdict=found.verdict,
+                verdict=adopted.verdict,
                 date=utc_now(),
             )
             write_saved(Path(path), saved)

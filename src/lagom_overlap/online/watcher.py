@@ -1,4 +1,4 @@
-"""Whether a settled job's steps have become longer for good: a suspicion, then patience.
+"""Detects when a settled job's steps have become slower for good: a suspicion, then patience.
 
 **Suspicion.** Page's test (Biometrika 41, 1954) on logarithms x of step times. The first steps give the level m and
 spread s, from values clipped `CLIP` robust deviations (at least the ratio) around their median, so that a straggler
@@ -7,20 +7,20 @@ counts as a late step, not as a new time. From then on
     z = (clip(x) - m) / s,   C <- max(0, C + z - k),   k = max(1/2, ln(ratio) / 2 s)
 
 and C above h says that the times have changed: h is set so that white noise gets there once in `QUIET_STEPS` steps. If
-the median of the last few is up by most of the ratio, too, it is suspected that steps are longer since C was last 0.
+the median of the last few is also up by most of the ratio, steps are suspected to be longer since C was last 0.
 
-**Patience.** A neighbour slows steps for a while, which ends by itself, and a search for its sake costs more than it
-could gain. So a suspicion is an alarm only if it has lasted `patience` steps, or `GROWTH` times the longest slow phase
-that is known, up to `MOST_PATIENCE`. Before that it ends as a `SlowPhase` when the likelihood of "back again" over
-"still longer" says so, and the last few agree:
+**Patience.** A neighbour may slow steps for a while; a search because of it costs more than it could gain. So a
+suspicion becomes an alarm only after `patience` steps, or `GROWTH` times the longest known slow phase, up to
+`MOST_PATIENCE`. Before that it ends as a `SlowPhase` when the likelihood ratio of "back again" over "still longer" is
+large enough and the last few steps agree:
 
     D <- max(0, D + (m + g/2 - x) g / s^2) > ln `SURELY_BACK`,   g: how much longer the phase's steps are
 
 An alarm is remembered as a phase of its length, so that each alarm has to last longer than the one before. Patience
 costs little: 60 steps that are 10 % longer are 6 steps' time, and a search takes hundreds of steps.
 
-Steps in which C is 0 go on refining m and s, so the level follows what creeps; a creep by the whole ratio is an alarm,
-too. A rise that lasts but is less than most of the ratio is followed in silence, and so is a level that falls.
+Steps with C = 0 keep refining m and s, so the level follows slow changes; a slow rise by the whole ratio is an alarm,
+too. A lasting rise by less than most of the ratio is followed without an alarm, and so is a fall.
 """
 
 from collections import deque
@@ -33,34 +33,37 @@ from lagom_overlap.online.slow_phases import SlowPhase, SlowPhases
 from lagom_overlap.units import format_seconds
 
 SETTLE: Final = 5
-"""Steps left out at the beginning: a new setting's first ones are not like the others."""
+"""Steps left out at the beginning: the first steps under a new setting are not typical."""
 FIRST: Final = 60
-"""Steps that give the first level."""
+"""Steps that give the first level. Chosen: enough for a median and a spread."""
 KEPT: Final = 400
-"""Steps that a level rests on at most, the latest."""
+"""The level is computed from at most this many of the latest steps. Bounds memory and how slowly it follows."""
 REFRESHED: Final = 25
-"""The level is computed anew after this many steps."""
+"""The level is recomputed after this many steps. Bounds the cost per step."""
 CLIP: Final = 4.0
+"""Robust standard deviations at which a step time is clipped, so that one straggler is no new level."""
 LEAST_SPREAD: Final = 0.004
-"""Times that do not scatter at all are still not equal to a part in 250."""
+"""Lower bound on the spread: a series that does not scatter at all would raise alarms for changes of under 1/250."""
 QUIET_STEPS: Final = 2e6
 """White noise alone crosses the threshold once in this many steps."""
 SAFETY: Final = 2.0
-"""The threshold over that: noise is not white."""
+"""Factor on that threshold, because real noise is not white."""
 LATEST: Final = 8
-"""The last this many must agree that steps are longer, or back again."""
+"""How many of the latest steps must agree that steps are longer, or back again."""
 LEAST_SHARE: Final = 0.7
-"""Share of the ratio by which a median is up: a little less than all, because of noise."""
+"""A median counts as up from this share of the ratio on: below 1 because of noise. Chosen, not measured."""
 SURELY_BACK: Final = 1e4
-"""Likelihood ratio at which a phase is over."""
+"""The likelihood ratio at which a slow phase is over."""
 GROWTH: Final = 1.5
+"""How much longer than the longest known slow phase a suspicion must last. Chosen, not measured."""
 MOST_PATIENCE: Final = 600
+"""Upper bound on the patience in steps, so that a real drift is always noticed: a search takes hundreds of steps."""
 
 
 class Watcher:
-    """Alarms when steps take `ratio` times as long as at first, or longer, for `patience` steps and more.
+    """Raises an alarm when steps take at least `ratio` times as long as at first for at least `patience` steps.
 
-    `phases` are those known from before; what is found is added there.
+    `phases` are the known slow phases; new ones are added to it.
 
     Raises:
         ValueError: if the ratio is not above 1, or the patience not positive.
@@ -83,16 +86,16 @@ class Watcher:
         """Steps since C was last 0."""
         self._sum = 0.0
         self._num_slow = 0
-        """Those of them that belong to the slow phase, up to where D was last 0; none without a suspicion."""
+        """How many of them belong to the slow phase, up to where D was last 0; 0 without a suspicion."""
         self._back = 0.0
 
     @property
     def patience(self) -> int:
-        """Steps that a suspicion must last now."""
+        """How many steps a suspicion must last at present."""
         return max(self._least_patience, min(MOST_PATIENCE, round(GROWTH * self._phases.longest_steps)))
 
     def see(self, steps_s: Iterable[float]) -> str:
-        """Takes the times of further steps, in order; what has changed for good, in words, or nothing."""
+        """Takes the times of further steps, in order; returns what has changed for good in words, else ""."""
         for step_s in steps_s:
             if not step_s > 0:
                 continue
@@ -104,11 +107,11 @@ class Watcher:
                     self._learn()
             elif now := self._changed(log(step_s)):
                 before, after = format_seconds(exp(self._settled)), format_seconds(exp(now))
-                return f"steps take {after}, they took {before} when settled"
+                return f"steps became slower: {before} when settled, {after} now"
         return ""
 
     def _changed(self, x: float) -> float | None:
-        """The new level's logarithm if there is one for good."""
+        """The logarithm of the new level if it has changed for good, else None."""
         self._since.append(x)
         return self._judged(x) if self._num_slow else self._suspected(x)
 
@@ -124,7 +127,7 @@ class Watcher:
         return None
 
     def _judged(self, x: float) -> float | None:
-        """Whether the suspected phase is over, for good, or neither so far."""
+        """Decides whether the suspected phase is over (None), for good (its level), or still open (None)."""
         least = LEAST_SHARE * self._rise
         slow, latest = median(self._since[: self._num_slow]), median(self._since[-LATEST:])
         gap = max(slow - self._middle, least)
@@ -144,7 +147,7 @@ class Watcher:
         return self._follow() if self._back == 0 else None
 
     def _follow(self) -> float | None:
-        """Takes the steps since then for quiet ones; the level if it has crept too far."""
+        """Counts the steps since C was last 0 as quiet; returns the level if it has crept up by the whole ratio."""
         self._quiet.extend(self._since)
         self._num_new += len(self._since)
         self._since, self._sum, self._num_slow = [], 0.0, 0
@@ -154,7 +157,7 @@ class Watcher:
         return self._level if self._level - settled > self._rise else None
 
     def _learn(self) -> float:
-        """Level, spread and clips of the quiet steps; the settled level falls with the level, and never rises."""
+        """Recomputes level, spread and clips from the quiet steps; the settled level follows falls but never rises."""
         self._middle = median(self._quiet)
         deviation = max(1.4826 * median(abs(x - self._middle) for x in self._quiet), LEAST_SPREAD)
         reach = max(CLIP * deviation, self._rise)

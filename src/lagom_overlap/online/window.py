@@ -1,7 +1,7 @@
-"""A window of steps as one rank lives through it, and what the rank reports of it.
+"""One rank's view of a window of steps, and its report.
 
-Ranks whose measured steps have one shape must work by one program (`program`): the first that was shared. What cannot
-be reported is a wish to stop.
+Ranks whose measured steps have the same shape must use the same program (`program`): the first that was shared. A
+report that fails becomes a request to stop.
 """
 
 import logging
@@ -30,9 +30,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Window:
-    """The window under way: what it is to do, how far it is, what was measured.
+    """The current window: its plan, its progress and its measurements.
 
-    `void` says why its times mean nothing, `hold` why nothing may be switched after it.
+    `void`: why its times are invalid; `hold`: why nothing may be switched after it.
     """
 
     plan: WindowPlan

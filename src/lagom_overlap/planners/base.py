@@ -14,7 +14,7 @@ from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import Cluster
 from lagom_overlap.planners.deadline import Deadline, SearchBudget
 from lagom_overlap.planners.effects import SwitchAdvice
-from lagom_overlap.planners.megatron.flags import MegatronFlags
+from lagom_overlap.planners.megatron.settings import MegatronSettings
 from lagom_overlap.workload import Iteration, Op
 from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
 from lagom_overlap.workload.rewrite.steps import Rewrite
@@ -100,6 +100,7 @@ class Plan:
     unsplit graph from below (seconds); `is_optimal` says that the planner proved its own schedule shortest under
     `times`, without contention. `configs` are the settings of collectives that the plan was made for, by name in
     `iteration`; what is missing runs untouched.
+    Of a framework's settings whose whole iteration was simulated there is no bound (None).
 
     `settings` are a framework's own, which make the step without a rewrite; `effects` is what each of them brings, and
     `not_advised` what others would, that were tried and left out.
@@ -108,11 +109,11 @@ class Plan:
     planner: str
     rewrites: tuple[Rewrite, ...]
     iteration: Iteration
-    lower_bound_s: float
+    lower_bound_s: float | None
     is_optimal: bool = False
     notes: tuple[str, ...] = ()
     configs: Mapping[str, CommConfig] = field(default_factory=lambda: MappingProxyType({}))
-    settings: Fsdp2Settings | MegatronFlags | None = None
+    settings: Fsdp2Settings | MegatronSettings | None = None
     effects: tuple[SwitchAdvice, ...] = ()
     not_advised: tuple[SwitchAdvice, ...] = ()
 

@@ -85,6 +85,12 @@ class Fsdp2:
         )
 
 
+def memory_limit_bytes(problem: PlanProblem) -> int | None:
+    """The most that a step with other settings may hold; None of ranks on CPU cores without a limit of their own."""
+    assumed = None if problem.is_blocking else int(USABLE_MEMORY * problem.cluster.gpu.memory_bytes)
+    return problem.memory_limit_bytes or assumed
+
+
 class _Search:
     """Simulates settings of one step, each once."""
 
@@ -92,8 +98,8 @@ class _Search:
         self._may_reduce = may_reduce
         self._problem = problem
         self._deadline: Deadline = problem.deadline()
-        assumed = sys.maxsize if problem.is_blocking else int(USABLE_MEMORY * problem.cluster.gpu.memory_bytes)
-        self._limit = problem.memory_limit_bytes or assumed
+        limit = memory_limit_bytes(problem)
+        self._limit = sys.maxsize if limit is None else limit
         self._tried: dict[Fsdp2Settings, _Tried] = {}
         units = units_of(visits)
         again = {visit.unit for visit in visits if not visit.is_forward}

@@ -41,21 +41,16 @@ class Simulation(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedPlan:
-    """Who runs when, and the most bytes held (resident memory included)."""
+    """Who runs when, and the most bytes held (resident memory included).
+
+    `makespan_s` are seconds of the step, `exposed_s` those in which the stream of computations stands still.
+    """
 
     timeline: Timeline
     peak_bytes: int
     simulation: Simulation
-
-    @property
-    def makespan_s(self) -> float:
-        """Seconds of the step."""
-        return self.timeline.makespan_s
-
-    @property
-    def exposed_s(self) -> float:
-        """Seconds in which the stream of computations stands still."""
-        return stands_still_s(self.timeline)
+    makespan_s: float
+    exposed_s: float
 
 
 def stands_still_s(timeline: Timeline) -> float:
@@ -94,7 +89,11 @@ def simulated(
         timeline = _alone(problem, iteration)
     spans = {span.name: (span.start_s, span.end_s) for span in timeline.spans}
     return SimulatedPlan(
-        timeline=timeline, peak_bytes=peak_of_spans(iteration, spans), simulation=simulation_of(problem)
+        timeline=timeline,
+        peak_bytes=peak_of_spans(iteration, spans),
+        simulation=simulation_of(problem),
+        makespan_s=timeline.makespan_s,
+        exposed_s=stands_still_s(timeline),
     )
 
 

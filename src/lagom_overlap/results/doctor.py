@@ -18,7 +18,7 @@ class DoctorCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnobSupport:
-    """By which route a knob can be set, how far, and what to know."""
+    """By which route a knob can be set, how far, and with what caveats."""
 
     route: str | None
     reach: str

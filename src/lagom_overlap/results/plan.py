@@ -9,8 +9,8 @@ from lagom_overlap import __version__
 from lagom_overlap.planners.base import Plan
 from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.planners.effects import SwitchAdvice
-from lagom_overlap.planners.megatron.pipeline import SlotSeconds
-from lagom_overlap.planners.megatron.pipeline_advice import PipelineAdvice, PipelineCheck
+from lagom_overlap.planners.megatron.search import SwitchEffect
+from lagom_overlap.planners.megatron.settings import EnvironmentRule, MegatronSettings, NotModelled
 from lagom_overlap.results.base import Drawn, Row
 from lagom_overlap.results.plan_decisions import PlanDecision
 from lagom_overlap.timeline import Timeline
@@ -22,12 +22,12 @@ from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
 class PlannedIteration:
     """Predicted makespans (s): as the framework issues it, as planned, and a bound of the unsplit graph's schedules.
 
-    The bound knows no contention.
+    The bound assumes no contention; there is none (None) of a whole iteration with a framework's settings.
     """
 
     before: float
     after: float
-    lower_bound: float
+    lower_bound: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class PlanExecution:
     equal bit for bit. `speedup` is the ratio of the two in the same round, `judgement` whether the sequential test of
     every verdict tells the plan from the program. Of a framework's step run with settings, losses of every step and
     parameters at the end are compared (losses alone where the plan rounds gradients), `order_digest` is the settings',
-    and nothing is known of what is exposed.
+    and the exposed time is unknown.
     """
 
     backend: str
@@ -111,28 +111,30 @@ class TimesOrigin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineEffects:
-    """A pipeline: seconds of a stage, what they mean for bubble and transfers, and what each switch brings."""
-
-    slot: SlotSeconds
-    check: PipelineCheck
-    switches: tuple[PipelineAdvice, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MegatronEffects:
-    """Megatron-LM's switches that pay on this step, what each is predicted to bring, and those that are not advised."""
+    """Megatron-LM's overlap switches for a job: what a launch says, and what each switch does to the whole iteration.
 
-    scale: str
+    `arguments` are all that the advised launch says of overlap, `settings` the same as keys of `[parallel]`, `changes`
+    those of them that differ from the job's. `default_s` is the iteration (s) with Megatron-LM's own defaults on the
+    job's degrees and schedule. `environment` are the variables that the launch wants, `not_modelled` the arguments that
+    no prediction here knows.
+    """
+
     num_gpus: int
-    is_contended: bool
     arguments: tuple[str, ...]
-    environment: Mapping[str, str]
-    step_s: float
-    without_overlap_s: float
-    switches: tuple[SwitchAdvice, ...]
-    not_advised: tuple[SwitchAdvice, ...]
-    pipeline: PipelineEffects | None
+    settings: MegatronSettings
+    changes: Mapping[str, bool | int | str]
+    environment: tuple[EnvironmentRule, ...]
+    default_s: float
+    before_s: float
+    after_s: float
+    switches: tuple[SwitchEffect, ...]
+    not_modelled: tuple[NotModelled, ...]
+
+    @property
+    def baseline(self) -> str:
+        """What "before" is, in words."""
+        return "Megatron-LM's defaults" if self.before_s == self.default_s else "the job's own switches"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,10 @@
-"""The event simulation with contention: `csrc/lagom_simulation.c`, spoken to through ctypes.
+"""The event simulation with contention: `csrc/lagom_simulation.c`, called through ctypes.
 
-Operators of a graph run side by side. Between two events the same set runs, so what each of them takes as a whole is
-constant; it is asked for once per set of kinds, collectives (kinds from 0 up) before computations (below 0), each by
-number, and kept. Operators whose ends fall together end together; what waited for them starts then. Groups, iterations
-and streams are views: they say who waits for whom, which kind each operator has, and what a set of kinds takes.
+Operators of a graph run concurrently. Between two events the same set runs, so the duration of each operator is
+constant while it does; `set_times` is asked once per set of kinds (collectives, kinds from 0 up, before computations,
+below 0, each in order) and the answer is cached. Operators with the same end time end together; what waited for them
+starts then. Groups, iterations and streams are views: they define the waits, the kind of each operator, and the times
+of a set of kinds.
 
 The call keeps the interpreter's lock: simulations share tables between threads, and one takes microseconds.
 """
@@ -21,7 +22,7 @@ LIBRARY_NAME: Final = "liblagom_simulation.so"
 VERSION: Final = 2
 
 SetTimes = Callable[[tuple[int, ...]], Sequence[float]]
-"""What each operator of a set takes as a whole (s) while exactly these run, by their kinds, in the order given."""
+"""The duration (s) of each operator while exactly this set runs; by kind, in the order given."""
 
 
 class _Graph(ctypes.Structure):
@@ -39,15 +40,15 @@ def library() -> ctypes.PyDLL:
     Raises:
         MissingDependencyError: if it is not built, or of another version.
     """
-    found = load_library(LIBRARY_NAME, "lsim", VERSION, ctypes.PyDLL)
+    lib = load_library(LIBRARY_NAME, "lsim", VERSION, ctypes.PyDLL)
     pointer, long = ctypes.c_void_p, ctypes.c_int64
-    found.lsim_rates_open.restype = pointer
-    found.lsim_rates_close.argtypes, found.lsim_rates_close.restype = [pointer], None
-    found.lsim_rates_add.argtypes, found.lsim_rates_add.restype = [pointer, ctypes.c_int32, pointer, pointer], long
-    found.lsim_followers.argtypes, found.lsim_followers.restype = [long, *[pointer] * 4], None
-    found.lsim_run.argtypes, found.lsim_run.restype = [pointer] * 8, long
-    found.lsim_forget.argtypes, found.lsim_forget.restype = [pointer], None
-    return found
+    lib.lsim_rates_open.restype = pointer
+    lib.lsim_rates_close.argtypes, lib.lsim_rates_close.restype = [pointer], None
+    lib.lsim_rates_add.argtypes, lib.lsim_rates_add.restype = [pointer, ctypes.c_int32, pointer, pointer], long
+    lib.lsim_followers.argtypes, lib.lsim_followers.restype = [long, *[pointer] * 4], None
+    lib.lsim_run.argtypes, lib.lsim_run.restype = [pointer] * 8, long
+    lib.lsim_forget.argtypes, lib.lsim_forget.restype = [pointer], None
+    return lib
 
 
 class Holds:
@@ -75,7 +76,7 @@ class Holds:
 
 
 class EventGraph:
-    """Who waits for whom, and the times of the sets seen so far.
+    """The waits between operators, and the times of the sets that have run so far.
 
     Args:
         waits: the operators that each one waits for, by number; or flat, how many each waits for and how far from it
@@ -104,10 +105,10 @@ class EventGraph:
         starts, ends = array("d", self._zeros), array("d", self._zeros)
         missing = array("i", self._zeros[: 4 * len(kinds)])
         addresses = [one.buffer_info()[0] for one in (kinds, starts, ends, missing)]
-        held, stopped = None if holds is None else holds.address, ctypes.c_void_p()
+        holds_address, stopped = None if holds is None else holds.address, ctypes.c_void_p()
         kept = ctypes.byref(stopped)
         try:
-            while left := self._library.lsim_run(self._address, self._rates, held, *addresses, kept):
+            while left := self._library.lsim_run(self._address, self._rates, holds_address, *addresses, kept):
                 if left < 0:
                     raise MemoryError(f"{LIBRARY_NAME}: error {-left}")
                 self._add(tuple(missing[:left]))

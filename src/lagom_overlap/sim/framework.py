@@ -1,13 +1,13 @@
-"""What a training framework adds to the operators of a step, in one place: launch gaps and what its kernels reach.
+"""What a training framework adds to the operators of a step: launch gaps, and the rates that its kernels reach.
 
-The host needs time to launch every kernel. Within one part of a step (a layer's forward, or the backward of layers that
-follow each other, in one micro-batch) the host's time for all launches and the GPU's for all kernels blend by a p-norm:
-a short part takes as long as its launches. In backward the host gets ahead of the GPU in layers with few launches (a
-Mamba layer replayed as a graph) and is caught up with in others (a mixture of many experts). In forward it does not: a
-mixture's dispatcher waits for the counts of rows, behind which everything is launched. What launches add is spread over
-the part's kernels by their launches, as time in which their stream waits. Kernels that a library launches in a loop
-cost `further_launch_s` from the second on, PyTorch's own operators `eager_launch_s`; kernels that follow each other in
-a CUDA graph need one launch.
+The host needs time to launch every kernel. Within one part of a step (a layer's forward, or the backward of consecutive
+layers, in one micro-batch) the host's time for all launches and the GPU's time for all kernels combine by a p-norm: a
+short part takes as long as its launches. In backward the host gets ahead of the GPU in layers with few launches (a
+Mamba layer replayed as a graph) and falls back in others (a mixture of many experts). In forward it does not: a
+mixture's dispatcher waits for the row counts, and everything is launched after that. The added time is spread over the
+part's kernels in proportion to their launches, as time in which their stream waits. Kernels that a library launches in
+a loop cost `further_launch_s` from the second on, PyTorch's own operators `eager_launch_s`; consecutive kernels of a
+CUDA graph need one launch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,6 +33,7 @@ from lagom_overlap.workload.streams import COMPUTE
 _FORWARD = (Phase.FORWARD, Phase.LOSS)
 _ISSUERS: Final = tuple(Issuer)
 _BACKWARD_PART: Final = 3
+"""`_part` of operators in backward; forward is 1, recomputation 2."""
 
 
 BARE: Final = FrameworkConstants(
@@ -94,10 +95,10 @@ class FrameworkModel:
 
     def alone_s(self, op: CompOp) -> float:
         """A computation running alone, launch gaps left out."""
-        known = self._alone.get(id(op.work))
-        if known is None:
-            known = self._alone[id(op.work)] = (op.work, self.model.kernel_seconds(self.model.kernel(op.work)))
-        return known[1]
+        cached = self._alone.get(id(op.work))
+        if cached is None:
+            cached = self._alone[id(op.work)] = (op.work, self.model.kernel_seconds(self.model.kernel(op.work)))
+        return cached[1]
 
     def host_s(self, columns: Columns) -> NDArray[np.float64]:
         """Seconds that each operator's stream waits for the host."""
@@ -110,12 +111,14 @@ class FrameworkModel:
         within = np.where(part == _BACKWARD_PART, layers + 1 + _runs(columns.layers), columns.layers + 1)[launched]
         parts = (columns.batches[launched] * 2 * (layers + 1) + within) * 4 + part[launched]
         order = np.argsort(parts, kind="stable")
-        known: dict[bytes, list[float]] = {}
+        waits_by_key: dict[bytes, list[float]] = {}
         for numbers in np.split(launched[order], np.flatnonzero(np.diff(parts[order])) + 1):
             key = columns.works[numbers].tobytes() + issuers[numbers].tobytes()
-            if key not in known:
-                known[key] = self._waits_of([columns.distinct[number] for number in columns.of[numbers].tolist()])
-            waits[numbers] = known[key]
+            if key not in waits_by_key:
+                waits_by_key[key] = self._waits_of(
+                    [columns.distinct[number] for number in columns.of[numbers].tolist()]
+                )
+            waits[numbers] = waits_by_key[key]
         return waits
 
     def _waits_of(self, ops: Sequence[Op]) -> list[float]:

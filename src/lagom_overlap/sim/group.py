@@ -111,8 +111,8 @@ class GroupSimulator:
         return self._graph.run(array("i", kinds) + self._comp_kinds, self._holds)
 
     def _kind(self, place: int, config: CommConfig) -> int:
-        found = self._tables[place].get(config)
-        if found is None:
+        kind = self._tables[place].get(config)
+        if kind is None:
             try:
                 cost = self._model.collective(self._collectives[place], config)
             except SpaceError as error:
@@ -120,8 +120,8 @@ class GroupSimulator:
             self._costs.append(cost)
             if self._holds is not None:
                 self._holds.add_comm([self._left_behind(cost, kernel) for kernel in self._kernels])
-            found = self._tables[place][config] = len(self._costs) - 1
-        return found
+            kind = self._tables[place][config] = len(self._costs) - 1
+        return kind
 
     def _left_behind(self, cost: CollectiveCost, kernel: Kernel) -> tuple[float, float]:
         """What is left of a kernel when a collective issued with it, or while it runs, holds its SMs."""

@@ -121,8 +121,8 @@ def run_pipeline(
                 arrived[after] = end_s + own.transfer_s
                 if wanted[other := after.chunk % num_stages] == after:
                     ready.append(other)
-        while (met := transfer(rank)) is not None:
-            ready += (rank, met)
+        while (partner := transfer(rank)) is not None:
+            ready += (rank, partner)
     if any(place < len(order) for place, order in zip(places, orders, strict=True)):
         raise ValueError("the stages' orders wait for each other in a circle")
     return tuple(tuple(run) for run in runs)

@@ -86,11 +86,11 @@ class StepParts:
 
     def comms(self, num: int) -> dict[str, CommTimes]:
         """Every communicator's time over `num` micro-batches."""
-        found: dict[str, CommTimes] = {}
+        by_name: dict[str, CommTimes] = {}
         for weight, batch in zip(self._weights(num), self.batches, strict=True):
             for name, times in batch.comms.items():
-                found[name] = found.get(name, CommTimes()) + CommTimes(*times) * weight
-        return found
+                by_name[name] = by_name.get(name, CommTimes()) + CommTimes(*times) * weight
+        return by_name
 
 
 class StepWaits:

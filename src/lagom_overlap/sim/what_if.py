@@ -18,19 +18,23 @@ from typing import Final
 from lagom_overlap.collective import Protocol
 
 SLOWDOWN_ERROR: Final = 0.033
-"""Of a kernel's time next to a collective: the H100's surface by left-out victims (3.3 %; MI300X by shape 5.4 %)."""
+"""Model error of a kernel's time next to a collective, as a share: 3.3% on the H100's surface with victims left out
+(5.4% on the MI300X with shapes left out)."""
 COLLECTIVE_ERROR: Final = 0.087
-"""Of a collective's time next to a kernel: MI300X by left-out shapes. No surface gives it for NVIDIA's GPUs."""
+"""Model error of a collective's time next to a kernel, as a share: MI300X with shapes left out. No measured surface
+gives it for NVIDIA's GPUs."""
 QUEUE_ERROR: Final = 0.25
-"""Of what it gains that a pipeline's transfers no longer wait in one queue: 109 ms, of one emulated step, for 87."""
+"""Model error of the gain when a pipeline's transfers stop sharing one queue: 87 ms predicted, 109 ms in the one
+emulated step that was compared."""
 LEAST: Final = 0.005
-"""Of a step: tables of NVIDIA that repeat a configuration differ by 1 to 6 % (NeMo 24.07)."""
+"""The smallest error of a predicted step, as a share: NVIDIA's tables that repeat a configuration differ by 1 to 6%
+(NeMo 24.07)."""
 
 
 MOST_CHANNELS: Final = (16, 8, 4, 2)
-"""Caps that are asked after."""
+"""Channel caps that are tried."""
 PROTOCOLS: Final = (Protocol.SIMPLE, Protocol.LL128)
-"""Protocols that are asked after; LL has half the link."""
+"""Protocols that are tried; LL is left out because it reaches only half of the link's bandwidth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +125,7 @@ def error_s(before: Spent, after: Spent) -> float:
 
 
 def what_if(
-    asked: AskedChange, before: Spent, after: Spent, *, more_error_s: float = 0.0, more_error: str = ""
+    change: AskedChange, before: Spent, after: Spent, *, more_error_s: float = 0.0, more_error: str = ""
 ) -> WhatIf:
     """The answer to a change; `more_error_s` is what else is known of the model's error here, and what it is of."""
     gain_s = before.step_s - after.step_s
@@ -134,9 +138,9 @@ def what_if(
     else:
         verdict = GainEstimate.GAIN if gain_s > 0 else GainEstimate.LOSS
     return WhatIf(
-        change=asked.change,
-        apply=asked.apply,
-        setting=asked.setting,
+        change=change.change,
+        apply=change.apply,
+        setting=change.setting,
         gain_s=gain_s,
         low_s=gain_s - unsure_s,
         high_s=gain_s + unsure_s,

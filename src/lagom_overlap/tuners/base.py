@@ -1,6 +1,6 @@
 """The seam of search: ask for a trial, tell its outcome, recommend.
 
-Tuners are pure: no clock, no file, no environment, no global random numbers; a seed is an argument; the same tells give
+Tuners are pure: no clock, file, environment or global random numbers; the seed is an argument, and the same tells give
 the same asks. A tuner works on all groups of an iteration at once, because a training step runs them all.
 """
 
@@ -47,8 +47,8 @@ def check_outcomes(
 class Trial:
     """One measured step: an assignment for each group that the tuner wants measured, by group name.
 
-    A group that is absent keeps what it had and needs no measurement. `reasons` says in words why, by group;
-    `priorities` holds the Lagom metric H by group and collective name, where the tuner has one.
+    A group that is absent keeps its setting and needs no measurement. `reasons` are for people, by group; `priorities`
+    holds the Lagom metric H by group and collective name, if the tuner has one.
     """
 
     number: int
@@ -71,4 +71,4 @@ class Tuner(Protocol):
         """
 
     def recommend(self) -> Mapping[str, Assignment]:
-        """The assignment of every group that the tuner stands by now; the default where it knows nothing."""
+        """Each group's best assignment so far; the default where nothing was learned."""

@@ -1,4 +1,4 @@
-"""Both sides of the contention: the carve-out follows the channels, around any search over the collectives.
+"""Tunes both sides of the contention: the SM carve-out follows the channels, around any search over the collectives.
 
 Ours, not a paper's. A persistent kernel that counts on every SM pays for one SM that a collective holds: a whole second
 pass where its tiles are dealt beforehand, a round or two with cuBLAS on an H100 (`cost.persistent`, measured); with
@@ -50,13 +50,16 @@ from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Outc
 from lagom_overlap.tuners.registry import OURS, tuner_factory
 
 LEAST_GAIN: Final = 0.01
-"""A setting of the computation's side that gains less is not worth having."""
+"""A setting of the computation's side that gains less is dropped. Chosen, not measured."""
 CONFIDENCE: Final = 1.8
+"""Standard errors by which a setting must be faster to be kept: one-sided 96% under normal noise, as in
+`model_based`."""
 MOST_REPEATS: Final = 4
+"""Measurements of one arm in a comparison at most. Bounds its cost; chosen, not measured."""
 LEAST_S: Final = 1e-12
 """Shorter times are taken as this: a logarithm needs a positive number."""
 PRIOR_SIGMA: Final = 0.02
-"""Noise of one measurement, as a share, before anything was measured twice."""
+"""Noise of one measurement, as a share, assumed until something was measured twice. Chosen, not measured."""
 
 Assignments = Mapping[str, Assignment]
 """By group name."""
@@ -147,7 +150,7 @@ class AroundInner(OneTrial):
     def _both_sides(self) -> _Asking:
         everyone = tuple(self._problems)
         if self._units:
-            why = "the default, both sides untouched"
+            why = "the default"
             yield _Wish(assignments=self._defaults(everyone), reasons=dict.fromkeys(everyone, why))
         yield from self._inner(everyone, self._matched)
         worse: list[str] = []
@@ -160,7 +163,7 @@ class AroundInner(OneTrial):
         yield from self._side_by_side({unit: self._reorder(unit) for unit in self._units})
 
     def _inner(self, names: tuple[str, ...], dress: Dress) -> _Asking:
-        """The inner tuner over some groups; its recommendation is their stand."""
+        """Runs the inner tuner over some groups; its recommendation becomes their incumbent."""
         tuner = self._make_inner(tuple(self._problems[name] for name in names))
         while (trial := tuner.ask()) is not None:
             self._latest |= trial.assignments
@@ -172,9 +175,9 @@ class AroundInner(OneTrial):
         self._take_stand(tuner, dress)
 
     def _take_stand(self, tuner: Tuner, dress: Dress) -> None:
-        found = tuner.recommend()
-        self._latest |= found
-        self._incumbent |= dress(found)
+        recommended = tuner.recommend()
+        self._latest |= recommended
+        self._incumbent |= dress(recommended)
 
     def _matched(self, assignments: Assignments) -> dict[str, Assignment]:
         """Every assignment with the smallest allowed carve-out that holds its unit's channels."""
@@ -183,10 +186,10 @@ class AroundInner(OneTrial):
     def _matching(self, name: str) -> LaunchConfig:
         unit = self._unit_of.get(name, ())
         needed = [channels_needed(self._problems[other], self._latest[other]) for other in unit]
-        known = [channels for channels in needed if channels is not None]
-        if not known or len(known) < len(needed):
+        stated = [channels for channels in needed if channels is not None]
+        if not stated or len(stated) < len(needed):
             return UNTOUCHED_LAUNCH
-        return LaunchConfig(sm_carveout=self._problems[name].launches.carveout_for(max(known)))
+        return LaunchConfig(sm_carveout=self._problems[name].launches.carveout_for(max(stated)))
 
     # Pairs of settings of one unit. -----------------------------------------------------------------------------------
 
@@ -196,23 +199,23 @@ class AroundInner(OneTrial):
         plain = _plain(carved)
         if carved == plain:
             return
-        why = "the same channels with and without a carve-out: is it worth having?"
+        why = "the same channels with and without a carve-out"
         if not (yield from self._proves_itself(plain, carved, why)):
             self._incumbent |= plain
             if self._gain(plain, carved) < -LEAST_GAIN:
                 worse += unit
                 return
-        found, default = {name: self._incumbent[name] for name in unit}, self._defaults(unit)
-        if (yield from self._proves_itself(found, default, "the default against what was found")):
+        tuned, default = {name: self._incumbent[name] for name in unit}, self._defaults(unit)
+        if (yield from self._proves_itself(tuned, default, "the default against the best so far")):
             self._incumbent |= default
             worse += unit
 
     def _settle(self, unit: tuple[str, ...], before: Assignments) -> _Asked:
-        """What was found before the second search, unless that found something faster."""
-        found = {name: self._incumbent[name] for name in unit}
+        """Keeps the first search's result unless the second search found something faster."""
+        second = {name: self._incumbent[name] for name in unit}
         earlier = {name: before[name] for name in unit}
-        why = "what was found without a carve-out against what was before"
-        if found != earlier and not (yield from self._proves_itself(earlier, found, why)):
+        why = "the best without a carve-out against the best before"
+        if second != earlier and not (yield from self._proves_itself(earlier, second, why)):
             self._incumbent |= earlier
 
     def _reorder(self, unit: tuple[str, ...]) -> _Asked:
@@ -227,16 +230,16 @@ class AroundInner(OneTrial):
                 self._incumbent |= tried
 
     def _proves_itself(
-        self, one: Assignments, other: Assignments, why: str
+        self, incumbent: Assignments, challenger: Assignments, why: str
     ) -> Generator[tuple[Assignments, str], None, bool]:
-        """Whether the other is faster than the one beyond doubt; as few measurements as that takes."""
-        for arms in (one, other):
+        """Whether the challenger is faster beyond the noise, with as few measurements as that takes."""
+        for arms in (incumbent, challenger):
             if not self._num(arms):
                 yield arms, why
-        while self._gain(one, other) >= LEAST_GAIN:
-            if self._gain(one, other) > CONFIDENCE * self._standard_error(one, other):
+        while self._gain(incumbent, challenger) >= LEAST_GAIN:
+            if self._gain(incumbent, challenger) > CONFIDENCE * self._standard_error(incumbent, challenger):
                 return True
-            arms = one if self._num(one) <= self._num(other) else other
+            arms = incumbent if self._num(incumbent) <= self._num(challenger) else challenger
             if self._num(arms) >= MOST_REPEATS:
                 return False
             yield arms, why
@@ -248,18 +251,18 @@ class AroundInner(OneTrial):
     def _num(self, arms: Assignments) -> int:
         return min(len(self._times.get(arm, ())) for arm in arms.items())
 
-    def _gain(self, one: Assignments, other: Assignments) -> float:
-        """How much faster the other is, as a logarithm; nothing is gained by what cannot run."""
-        one_s, other_s = self._cost_s(one), self._cost_s(other)
-        if other_s == inf:
+    def _gain(self, incumbent: Assignments, challenger: Assignments) -> float:
+        """How much faster the challenger is, as a logarithm; -infinity if it cannot run."""
+        incumbent_s, challenger_s = self._cost_s(incumbent), self._cost_s(challenger)
+        if challenger_s == inf:
             return -inf
-        return inf if one_s == inf else log(max(one_s, LEAST_S) / max(other_s, LEAST_S))
+        return inf if incumbent_s == inf else log(max(incumbent_s, LEAST_S) / max(challenger_s, LEAST_S))
 
-    def _standard_error(self, one: Assignments, other: Assignments) -> float:
-        return max(map(self._sigma, one)) * sqrt(1 / self._num(one) + 1 / self._num(other))
+    def _standard_error(self, incumbent: Assignments, challenger: Assignments) -> float:
+        return max(map(self._sigma, incumbent)) * sqrt(1 / self._num(incumbent) + 1 / self._num(challenger))
 
     def _sigma(self, name: str) -> float:
-        """Noise of one measurement of a group as a share; none where all repeats are equal."""
+        """Noise of one measurement of a group as a share; 0 where all repeats are equal."""
         repeated = [times for (other, _), times in self._times.items() if other == name and len(times) > 1]
         ratios = [time_s / fmean(times) - 1 for times in repeated if 0 < fmean(times) < inf for time_s in times]
         if not ratios or not any(ratios):
@@ -292,7 +295,10 @@ class BothSides(AroundInner):
 
 
 def _units(problems: Problems) -> list[tuple[str, ...]]:
-    """Groups that are set alike, those left out that have nothing to try: one by one, and all of scope "step"."""
+    """The groups that share a setting: each group of scope "group" alone, all groups of scope "step" together.
+
+    Groups without anything to try are left out.
+    """
     touched = [problem for problem in problems if not problem.launches.is_untouched]
     shared = [problem for problem in touched if problem.launches.scope is LaunchScope.STEP]
     if len({problem.launches for problem in shared}) > 1:

@@ -20,7 +20,7 @@ from lagom_overlap.tuners.problem import Assignment, GroupProblem
 FORMAT: Final = "lagom-measurements"
 VERSION: Final = 1
 MAX_BUNDLE_BYTES: Final = 1 << 30
-"""A bundle above 1 GiB is refused."""
+"""1 GiB. Chosen far above any real bundle; a larger file is refused before it is read into memory."""
 
 
 class BundleGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -1,28 +1,29 @@
-"""What the settings measured so far say of the others: two smooth curves and what they miss, each a Gaussian process.
+"""Predicts unmeasured settings from the measured ones: two smooth curves and their error, each a Gaussian process.
 
-Ours, not a paper's. A measurement of an assignment c_1 ... c_N tells N + 2 times, all of them used:
+Ours, not a paper's. A measurement of an assignment c_1 ... c_N gives N + 2 times, all of which are used:
 
     x_j(c) = exp(l_j + f(c))                         communication: one f for all collectives of a group, a level each
     Y      = Y_0 + sum_j o_j rho(c_j)                what runs next to a collective for o_j seconds loses rho of them
     Z      = max(Y, sum_j x_j + g) exp(d)            g: where exposed, what the sum lacks; d: what both curves miss
 
 f and rho are functions of the kind (algorithm, protocol, transport), log2 channels and log2 chunk: trends plus a smooth
-remainder, no formula of a link or a GPU. d is a process over assignments, with a part of each one's own. A knob that is
-left to the engine counts as what the engine is known to take, else as the most, of a kind of its own.
+remainder, no formula of a link or a GPU. d is a process over assignments, with a part for each assignment alone. A knob
+that is left to the engine counts as the value that the engine is known to take, else as the largest, with a kind of its
+own.
 
-A measurement that is slow as a whole (a late rank), or the first ones together (a clock ramp), lengthens all its times
-by one factor of `LEAST_SLOW` and more. Which were is found by the likelihood with and without the factor, one after the
-other; it must be seen in the computation's times by themselves. Its other times still tell how they compare with each
-other, and the makespan counts without the factor.
+A measurement may be slow as a whole (a late rank), or the first ones together (a clock ramp): then all its times are
+longer by one factor of at least `LEAST_SLOW`. The likelihood with and without the factor decides, one candidate after
+the other; the factor must also show in the computation's times alone. The times of such a measurement still count
+relative to each other, and its makespan without the factor.
 
 Where the group's kernels are known (a trace, a job of kernels), collectives may also wait for kernels to end
-(`waiting.py`): whichever start is likelier counts. f is then learned from what is left of a time without its wait, and
-Z is played through kernel by kernel. A makespan is read twice where the other times agree with it: where communication
-ends last, their sum is less noisy than Z.
+(`waiting.py`); the likelier way to start counts. Then f is learned from the times without their waits, and Z is
+simulated kernel by kernel. Where the other times agree with a makespan, it is read twice: where communication ends
+last, their sum is less noisy than Z.
 
 The widths of the priors are round numbers for any GPU and network: twice the channels take 0.73 of the time, give or
 take a factor of 1.3; a computation loses up to a third to the most channels (0.25, give or take 0.2; 20 products on an
-MI300X lose 0.07 on average to 32 of its CUs, with a deviation of 0.11 between them). They are no fit.
+MI300X lose 0.07 on average to 32 of its CUs, with a deviation of 0.11 between them). They were chosen, not fitted.
 """
 
 from collections.abc import Sequence
@@ -45,31 +46,32 @@ Places = npt.NDArray[np.intp]
 """(assignments, collectives) into the settings."""
 
 SIGMAS: Final = (0.005, 0.02)
-"""Of one measurement's times, where no repeats tell."""
+"""Candidates for the noise of one measurement's times, as a share, where there are no repeats. Chosen, not measured."""
 MISSED: Final = (0.01, 0.03, 0.08)
-"""Standard deviations of d, of which the likeliest is taken."""
+"""Candidates for the standard deviation of d; the likeliest is taken. Chosen, not measured."""
 OWN_MISSED: Final = 0.01
-"""Of d, what is each assignment's alone."""
+"""The part of d's standard deviation that belongs to each assignment alone."""
 MOST_AT_ONCE: Final = 1 << 20
-"""Numbers held at once, by memory."""
+"""Numbers in one batch of predictions; bounds memory."""
 MISFITS: Final = (0.003, 0.03, 0.1)
-"""By how much a collective's time is off its curve for what the others are set to; the likeliest is taken."""
+"""Candidates for how far a collective's time is off its curve because of the other settings; the likeliest is taken."""
 LEVEL_SIGMA: Final = 1.0
+"""Prior standard deviation of the logarithm of a collective's level: wide enough to leave it to the measurements."""
 OWN_LEVEL: Final = 0.1
-"""Of a collective, off its share of the bytes on the wire."""
+"""How far a collective's level may be off its share of the bytes on the wire. Chosen, not measured."""
 NEARBY: Final = (0.12, 0.1)
-"""Mean and deviation of the logarithm by which a collective is slower next to a kernel than alone."""
+"""Prior mean and deviation of the logarithm by which a collective is slower next to a kernel than alone."""
 WAITING_COST: Final = 3.0
-"""Of the log likelihood: that collectives wait must be clear."""
+"""How much more likely (in log) waiting must make the data before it is assumed."""
 MOST_LOST: Final = 0.8
-"""Of a kernel's speed."""
+"""The largest share of its speed that a kernel may lose next to a collective; keeps predictions finite."""
 AGREEING: Final = 6.0
-"""Standard errors of one time, within which two readings of a makespan are of the same thing."""
+"""Standard errors within which two readings of a makespan count as readings of the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A configuration and what it counts as; `is_known`: the engine leaves nothing open that was not seen."""
+    """A configuration and the channels and chunk it counts as; `is_known`: no knob is left to an unknown default."""
 
     config: CommConfig
     num_channels: int
@@ -137,7 +139,7 @@ class Curves:
         return self._sigma
 
     def slowed(self, number: int) -> float:
-        """By what factor a measurement was slow as a whole; 1 for the others."""
+        """The factor by which a measurement was slow as a whole; 1 if it was not."""
         return float(np.exp(self._slowed[number]))
 
     def places(self, assignments: Sequence[Assignment]) -> Places:
@@ -145,7 +147,7 @@ class Curves:
         return np.array([[self._index[config] for config in each] for each in assignments], dtype=np.intp)
 
     def draws(self, places: Places) -> Floats:
-        """(assignments, draws): makespans over the shortest told: the expected one, then draws."""
+        """Makespans over the shortest measured one (assignments, draws): the expected one first, then draws."""
         step = max(1, MOST_AT_ONCE // (places.shape[1] * NUM_DRAWS))
         parts = [self._by_curves(places[at : at + step], ...) for at in range(0, len(places), step)]
         makespans = np.concatenate(parts)
@@ -157,7 +159,7 @@ class Curves:
         return result
 
     def expected(self, places: Places, draw: int) -> Floats:
-        """Makespans over the shortest told, by the curves of one draw; draw 0 are their means."""
+        """Makespans over the shortest measured one, by the curves of one draw; draw 0 is their mean."""
         solved = np.linalg.solve(self._missed_root, self._missed_of(self._told, places, self._missed))
         return np.asarray(self._by_curves(places, slice(draw, draw + 1))[:, 0] * np.exp(solved.T @ self._missed_values))
 
@@ -193,14 +195,14 @@ class Curves:
         self._missed_kernel = smooth(1.5, 3.0) * (0.5 + 0.5 * same)
 
     def _comm_data(self, played: Replayed, kernels: Floats | None) -> tuple[Data, Floats]:
-        """Logarithms of times without waits; and the variances of what one part of noise does to them.
+        """Logarithms of the times without waits, and their variances per unit of noise variance.
 
         Where the stream is not known, collectives that had the same settings in all measurements count as one.
         """
-        moved, known = played.moved, None if self._stream is None else np.log(self._stream.shares)
+        moved, log_shares = played.moved, None if self._stream is None else np.log(self._stream.shares)
         members: dict[tuple[int, ...], list[int]] = {}
         for j, column in enumerate(self._told.T):
-            members.setdefault((*column.tolist(), -1 if known is None else j), []).append(j)
+            members.setdefault((*column.tolist(), -1 if log_shares is None else j), []).append(j)
         classes = list(members.values())
         num, firsts = len(classes), [each[0] for each in classes]
         sums = np.stack([moved[:, each].sum(axis=1) for each in classes], axis=1)
@@ -218,13 +220,13 @@ class Curves:
         values = np.log(sums)
         levels = values - self._f_mean[self._told[:, firsts]]
         nearby = 0.0
-        if known is None:
+        if log_shares is None:
             kernel[self._size : -1, self._size : -1] = LEVEL_SIGMA**2 * np.eye(num)
             means = levels.mean(axis=0)
         else:
             kernel[self._size : -1, self._size : -1] = LEVEL_SIGMA**2 + OWN_LEVEL**2 * np.eye(num)
             sure = 1 / (noise + (played.error / moved) ** 2 + OWN_LEVEL**2)
-            means = known + float(((levels - known) * sure).sum() / sure.sum())
+            means = log_shares + float(((levels - log_shares) * sure).sum() / sure.sum())
         if kernels is not None:
             weights[:, -1], kernel[-1, -1], nearby = (played.beside / moved).ravel(), NEARBY[1] ** 2, NEARBY[0]
         mean = np.concatenate([self._f_mean, means, [nearby]])
@@ -276,7 +278,7 @@ class Curves:
         self._fit_missed()
 
     def _fit_launch(self, launch: Floats | None, sigmas: Sequence[float], misfits: Sequence[float]) -> "_Fit":
-        """Where collectives wait for kernels, twice: how long depends on what the kernels lose."""
+        """The fit for one way to start; done twice if collectives wait, because waits depend on what kernels lose."""
         fit = None
         for _ in range(1 if launch is None else 2):
             fit = self._fit_played(
@@ -286,9 +288,9 @@ class Curves:
         return fit
 
     def _waiting(self, launch: Floats, fit: "_Fit | None") -> Replayed:
-        """The measured collectives between the kernels, these as an earlier fit has them."""
-        told = np.array([row.comp for row in self._rows])
-        slowed, lost, alone = self._begun, 0.25 * self._share, 0.87 * (told / self._begun).min()
+        """The measured collectives replayed between the kernels, whose times and losses are from the earlier fit."""
+        comp = np.array([row.comp for row in self._rows])
+        slowed, lost, alone = self._begun, 0.25 * self._share, 0.87 * (comp / self._begun).min()
         if fit is not None:
             mean = fit.slow.mean(fit.comp, slice(len(fit.comm.values), None))
             slowed, lost, alone = np.exp(fit.slow.factors()[0]), np.clip(mean[:-1], 0.0, MOST_LOST), mean[-1]
@@ -302,21 +304,21 @@ class Curves:
         waited = (played.error / played.moved).ravel() ** 2 if kernels is not None else 0.0
         rough = comm.fitted(np.diag(errors * 0.02**2 + waited + MISFITS[0] ** 2))[: self._size]
         comp = self._comp_data(np.exp(rough.min() - rough), played.beside)
-        told = np.array([row.comp for row in self._rows])
+        observed_comp = np.array([row.comp for row in self._rows])
         first = len(comm.values)
-        size = first + len(told)
+        size = first + len(observed_comp)
         covariance = np.zeros((size, size))
         covariance[:first, :first], covariance[first:, first:] = comm.covariance, comp.covariance
         values = np.concatenate([comm.values, comp.values])
-        # What a factor on a measurement as a whole does to all that it tells.
-        wholes = np.zeros((len(told), size))
+        # The effect of a factor on the whole measurement on each of its times.
+        wholes = np.zeros((len(observed_comp), size))
         wholes[comm.rows, np.arange(first)] = 1.0
-        wholes[np.arange(len(told)), first + np.arange(len(told))] = told
-        # Of what was told, the logarithm of the time without its wait: the likelihood is of the time with it.
+        wholes[np.arange(len(observed_comp)), first + np.arange(len(observed_comp))] = observed_comp
+        # The data are logarithms of times without waits; this Jacobian makes it the likelihood of the times with them.
         wait = float(np.log(played.took / played.moved).sum()) if kernels is not None else 0.0
         fits = []
         for sigma, misfit in product(sigmas, misfits):
-            noise = np.concatenate([errors * sigma**2 + waited + misfit**2, (sigma * told) ** 2 + 0.005**2])
+            noise = np.concatenate([errors * sigma**2 + waited + misfit**2, (sigma * observed_comp) ** 2 + 0.005**2])
             slow = Slow(covariance + np.diag(noise), values, wholes)
             fits.append(_Fit(slow.log_likelihood - 0.3 * abs(log(sigma / 0.02)) + wait, sigma, slow, comm, comp))
         return max(fits, key=lambda each: each.likely)
@@ -339,22 +341,22 @@ class Curves:
         self._missed_root, self._missed_values = fits[likeliest].root, fits[likeliest].whitened
 
     def _reading(self, row: _Row) -> tuple[float, float]:
-        """The logarithm of a makespan by all that a measurement tells of it, and its variance.
+        """The logarithm of a makespan from all times of the measurement, and its variance.
 
-        Where communication ends last its times add up to the makespan; where it does not, the computation's is one.
-        What does not agree within the noise (collectives that were issued later) is left out.
+        Where communication ends last, its times add up to the makespan; otherwise the computation's time is the
+        makespan. A second reading that disagrees beyond the noise (collectives that were issued later) is left out.
         """
-        told, end = log(row.makespan), float(row.comm.sum()) + self._gap
+        observed, end = log(row.makespan), float(row.comm.sum()) + self._gap
         other, variance = log(max(row.comp, end, 1e-9)), self._sigma**2
         if end > row.comp:
             variance *= float((row.comm**2).sum()) / end**2
-        if abs(told - other) > AGREEING * self._sigma:
-            return told, self._sigma**2
+        if abs(observed - other) > AGREEING * self._sigma:
+            return observed, self._sigma**2
         weight = self._sigma**2 / (self._sigma**2 + variance)
-        return told + weight * (other - told), self._sigma**2 * (1 - weight)
+        return observed + weight * (other - observed), self._sigma**2 * (1 - weight)
 
     def makespan(self, number: int) -> float:
-        """Of a measurement, by all that it tells and without what made it slow as a whole."""
+        """A measurement's makespan in seconds by all its times, without the factor by which it was slow as a whole."""
         return float(np.exp(self._readings[number]) * self._unit_s)
 
     @property
@@ -364,7 +366,7 @@ class Curves:
 
     @property
     def stream(self) -> Stream | None:
-        """The stream, without what is unlikely by now."""
+        """The stream, without the ways to start that have become unlikely."""
         return self._stream
 
     def _kernel_of(self, one: Places, other: Places) -> Floats:
@@ -397,12 +399,15 @@ class Curves:
 
 
 def expected_gain(candidates: Floats, incumbent: Floats) -> Floats:
-    """Of each candidate, by how much it is expected to be faster than the incumbent where it is at all."""
+    """The expected improvement of each candidate over the incumbent: the mean of max(0, gain) over the draws."""
     return np.asarray(np.maximum(0.0, incumbent[None] - candidates).mean(axis=1))
 
 
 def thinned(axis: Sequence[int | None], ratio: float) -> list[int]:
-    """From the most down, values that lie apart by a factor of about `ratio` at least; none for an engine's own."""
+    """Values from the largest down that are at least about a factor `ratio` apart; the engine's own (None) is left out.
+
+    0.97 tolerates the rounding of lattice values.
+    """
     kept: list[int] = []
     for value in reversed([value for value in axis if value is not None]):
         if not kept or kept[-1] / value >= 0.97 * ratio:

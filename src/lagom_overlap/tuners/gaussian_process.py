@@ -1,4 +1,4 @@
-"""Gaussian processes given linear observations, with the measurements that were slow as a whole."""
+"""Gaussian processes given linear observations, some of which belong to measurements that were slow as a whole."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -9,14 +9,19 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 NUM_DRAWS: Final = 32
+"""Draws from a posterior, the mean included. Bounds the computation; chosen, not measured."""
 LEAST_SLOW: Final = 0.15
+"""The smallest logarithm of a factor that makes a measurement "slow as a whole"; smaller ones are left to the noise."""
 SLOW_SIGMA: Final = 0.3
+"""Prior standard deviation of that logarithm."""
 SLOW_COST: Final = 2.3
-"""Of the log likelihood: one measurement in ten is slow."""
+"""Prior log odds against a slow measurement: ln 10, so one in ten is slow."""
 FEWEST_SLOW: Final = 3
+"""Measurements below which none is called slow: two alone do not say which one is off."""
 MOST_RAMP: Final = 6
-"""Measurements of a ramp. Raw lists: 9 to 25 iterations, of which a measurement takes three to ten."""
+"""Measurements of a clock ramp at most: raw lists show 9 to 25 iterations, and a measurement takes three to ten."""
 JITTER: Final = 1e-7
+"""Added to diagonals so that Cholesky factorisation succeeds in floating point."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +46,7 @@ class Data:
 
 
 class Root:
-    """Values with a covariance: what its Cholesky root tells."""
+    """Values with a covariance: its Cholesky root, the whitened values and their log likelihood."""
 
     def __init__(self, covariance: Floats, values: Floats) -> None:
         self.root = np.linalg.cholesky(covariance)
@@ -50,10 +55,10 @@ class Root:
 
 
 class Slow:
-    """All that was told, with the measurements that were slow as a whole: those without which it would be unlikely.
+    """All observations, and the measurements that were slow as a whole.
 
-    A measurement by itself (a late rank), or the first ones by one factor (a clock ramp), one after the other as long
-    as the likelihood rises by more than that costs.
+    Greedy: a measurement alone (a late rank) or the first ones by one factor (a clock ramp) is called slow as long as
+    that raises the log likelihood by more than `SLOW_COST`; at most a third of the measurements.
     """
 
     def __init__(self, covariance: Floats, values: Floats, wholes: Floats) -> None:
@@ -71,18 +76,18 @@ class Slow:
             along = bent.T @ root.whitened
             gain = SLOW_SIGMA**2 * along**2 / (1 + SLOW_SIGMA**2 * size) / 2 - np.log1p(SLOW_SIGMA**2 * size) / 2
             factor = SLOW_SIGMA**2 * along / (1 + SLOW_SIGMA**2 * size)
-            taken = np.array([each in self._factors for each in candidates])
+            chosen = np.array([each in self._factors for each in candidates])
             comp = covariance[-num:, -num:]
             bent = np.linalg.solve(comp, shapes[:, -num:].T)
             alone = (
                 SLOW_SIGMA**2 * (values[-num:] @ bent) / (1 + SLOW_SIGMA**2 * (shapes[:, -num:].T * bent).sum(axis=0))
             )
-            gain[(factor < LEAST_SLOW) | (alone < LEAST_SLOW) | taken] = -np.inf
-            found = int(np.argmax(gain))
-            if gain[found] <= SLOW_COST:
+            gain[(factor < LEAST_SLOW) | (alone < LEAST_SLOW) | chosen] = -np.inf
+            best = int(np.argmax(gain))
+            if gain[best] <= SLOW_COST:
                 break
-            self._factors.append(candidates[found])
-            covariance = covariance + SLOW_SIGMA**2 * np.outer(shapes[found], shapes[found])
+            self._factors.append(candidates[best])
+            covariance = covariance + SLOW_SIGMA**2 * np.outer(shapes[best], shapes[best])
             root, cost = Root(covariance, values), cost + SLOW_COST
         self._root, self.log_likelihood = root, root.log_likelihood - cost
 
@@ -96,13 +101,13 @@ class Slow:
         return mean, np.maximum(variance, 0.0)
 
     def mean(self, data: Data, part: slice) -> Floats:
-        """Of a process given all values."""
+        """The posterior mean of a process given all values."""
         towards = np.zeros((len(self._values), len(data.mean)))
         towards[part] = data.weights @ data.kernel
         return np.asarray(data.mean + np.linalg.solve(self._root.root, towards).T @ self._root.whitened)
 
     def draws(self, data: Data, part: slice, random: np.random.Generator) -> Floats:
-        """(size, draws) of a process given all values, of which `part` are its observations; its mean first."""
+        """Draws (size, draws) of a process given all values, the mean first; `part` are its observations."""
         towards = np.zeros((len(self._values), len(data.mean)))
         towards[part] = data.weights @ data.kernel
         solved = np.linalg.solve(self._root.root, towards)

@@ -1,7 +1,7 @@
 """From a search over one group to a tuner over all groups of an iteration.
 
-A search is a generator: it yields a `Probe`, is sent the outcome, and returns the assignment that it stands by. Every
-trial advances all groups that are not finished, because one training step runs them all.
+A search is a generator: it yields a `Probe`, is sent the outcome, and returns the assignment that it recommends. Every
+trial advances all unfinished groups, because one training step runs them all.
 """
 
 from collections.abc import Callable, Generator, Mapping
@@ -17,9 +17,9 @@ from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Outc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """An assignment of one group to measure, why, and what the search stands by before it knows the outcome.
+    """An assignment of one group to measure, the reason, and the best assignment so far.
 
-    `incumbent` None: as before. `priorities` holds the metric H by collective name, finite values only.
+    `incumbent` None: unchanged. `priorities` holds the metric H by collective name, finite values only.
     """
 
     assignment: Assignment
@@ -33,7 +33,7 @@ Search = Generator[Probe, Outcome, Assignment]
 
 
 def group_random(seed: int, problem: GroupProblem) -> Random:
-    """Random numbers of one group: its own stream, so that groups do not depend on each other's progress."""
+    """The group's own random stream, so that groups do not depend on each other's progress."""
     return Random(f"{seed}/{problem.group.name}")
 
 
@@ -74,7 +74,7 @@ class _Run:
 
 
 class GroupRun(Protocol):
-    """One group's part of a search: what it asks next (None at the end), and what it stands by."""
+    """One group's part of a search: its next probe (None at the end) and its best assignment so far."""
 
     probe: Probe | None
     incumbent: Assignment
@@ -94,7 +94,7 @@ class SideBySide(OneTrial, Generic[Run]):
         self._runs = {name: begin(problem) for name, problem in self._problems.items()}
 
     def recommend(self) -> Mapping[str, Assignment]:
-        """What each group's search stands by now; the default where it knows nothing."""
+        """Each group's best assignment so far; the default where nothing was learned."""
         return {name: run.incumbent for name, run in self._runs.items()}
 
     def _next(self) -> Trial | None:
@@ -115,7 +115,7 @@ class SideBySide(OneTrial, Generic[Run]):
 
 
 class GroupwiseTuner(SideBySide[_Run]):
-    """A `Tuner` that runs one generator per group side by side; subclasses give the search.
+    """A `Tuner` that runs one generator per group in parallel; subclasses provide the search.
 
     A search runs up to its first probe when the tuner is built, so a bad option is refused there.
     """

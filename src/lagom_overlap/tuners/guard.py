@@ -1,9 +1,9 @@
 """The guard: the default stays unless something was measured to be better. Ours, not the papers'.
 
 One sample of each is no evidence on a noisy machine, so after the search default and candidate race: both are measured
-again, in the order d c, c d, d c against drift. The candidate wins if the upper quartile of its makespan over the
-default's, pair by pair, the search's own pair included, is below 1: of four pairs three must be won. It rather gives up
-a small gain than a default that was better. It adopts nothing: the sequential test of the verdict (sequential.py) does.
+again, in the order d c, c d, d c, which cancels drift. The candidate wins if the upper quartile of its makespan over
+the default's, pair by pair and with the search's own pair, is below 1: it must win three of four pairs. The guard would
+rather lose a small gain than a better default. It adopts nothing; the verdict's sequential test (sequential.py) does.
 """
 
 from collections.abc import Mapping
@@ -20,10 +20,10 @@ from lagom_overlap.tuners.registry import tuner_factory
 from lagom_overlap.tuners.warm_start import WarmStart
 
 CLEAR_RATIO: Final = 1.5
-"""Beyond this factor, either way, one sample of each decides.
+"""If the times differ by more than this factor in either direction, one sample of each decides.
 
-Under log-normal noise of sigma 0.05 the ratio of two samples has sigma 0.07, and 1.5 is 5.7 of them away. Under 0.2 it
-is 1.4 of them away: in 2 cases of 13 one of two equal assignments seems clearly better, and stays unconfirmed.
+Under log-normal noise of sigma 0.05 the ratio of two samples has sigma 0.07, and 1.5 is 5.7 sigma away. With noise of
+0.2 it is 1.4 sigma away: in 2 of 13 cases one of two equal assignments looks clearly better and stays unconfirmed.
 """
 
 
@@ -67,13 +67,13 @@ class Guarded(OneTrial):
             self._answer_default()
 
     def recommend(self) -> Mapping[str, Assignment]:
-        """The inner recommendation where it was measured better than the default, else the default."""
+        """The inner tuner's recommendation if it was measured faster than the default, else the default."""
         return {name: self._better(name, wanted) for name, wanted in self._tuner.recommend().items()}
 
     def _next(self) -> Trial | None:
         """The default first, then what the inner tuner asks, what it recommends unmeasured, and the races."""
         if self._num_told == 0:
-            return self._trial(self._defaults, "the default, as the incumbent")
+            return self._trial(self._defaults, "the default")
         if self._races is not None:
             return self._next_of_races(self._races)
         self._inner = self._tuner.ask()
@@ -87,7 +87,7 @@ class Guarded(OneTrial):
         wanted = self._tuner.recommend()
         unmeasured = {name: wanted[name] for name in wanted if wanted[name] not in self._measured[name]}
         if unmeasured:
-            return self._trial(unmeasured, "what the tuner recommends, never measured so far")
+            return self._trial(unmeasured, "the tuner's recommendation, not measured yet")
         self._races = {name: self._race(name, candidate) for name, candidate in wanted.items()}
         return self._next_of_races(self._races)
 
@@ -100,7 +100,7 @@ class Guarded(OneTrial):
             return None
         wanted, defaults = self._tuner.recommend(), self._defaults
         assignments = {name: (defaults if race.wants_default else wanted)[name] for name, race in going.items()}
-        return self._trial(assignments, "default against recommendation again: one sample of each is no evidence")
+        return self._trial(assignments, "repeating default and recommendation: one sample of each is no evidence")
 
     def _race(self, name: str, candidate: Assignment) -> "_Race":
         differs = candidate != self._defaults[name]
@@ -138,25 +138,25 @@ class _Race:
         self._num_pairs = 1 + (num_pairs if is_close else 0)
 
     def add(self, makespan_s: float) -> None:
-        """Takes what was asked for."""
+        """Adds the makespan of the arm that was due."""
         (self._default_s if self.wants_default else self._candidate_s).append(makespan_s)
 
     @property
     def wants_default(self) -> bool:
-        """Whose turn it is; after a whole pair, whoever came last begins."""
+        """Whether the default is due; after a complete pair, the arm that came last begins."""
         num_default, num_candidate = len(self._default_s), len(self._candidate_s)
         return num_default % 2 == 1 if num_default == num_candidate else num_default < num_candidate
 
     @property
     def is_won(self) -> bool:
-        """Whether the whole pairs so far speak for the candidate, and it never failed."""
+        """Whether the candidate wins by the complete pairs so far, and never failed."""
         if inf in self._default_s + self._candidate_s:
             return inf not in self._candidate_s
         return _is_faster(self._ratios())
 
     @property
     def is_over(self) -> bool:
-        """Whether all pairs are spent, one failed, or the rest cannot or need not be waited for."""
+        """Whether all pairs are done, an arm failed, or the remaining pairs cannot change the result."""
         if inf in self._default_s + self._candidate_s:
             return True
         num_told, num_left = len(self._default_s), self._num_pairs - len(self._default_s)
@@ -198,9 +198,9 @@ def make_tuner(
     warm: WarmStart | None = None,
     online: bool = False,
 ) -> Tuner:
-    """The tuner of that name over these problems, under the guard if asked; `warm` if it takes one.
+    """The tuner of that name over these problems, inside the guard if `guarded`, begun by `warm` if given.
 
-    `online` says that a training job runs it while it trains.
+    `online`: a training job runs it while it trains.
 
     Raises:
         UnknownNameError: if there is none.

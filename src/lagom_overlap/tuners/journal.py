@@ -1,4 +1,4 @@
-"""What a study did, step by step; the journal as JSON lines is the measurement bundle of a run.
+"""The journal of a study, step by step; as JSON lines it is the measurement bundle of a run.
 
 One line per step, one object per group:
 
@@ -10,8 +10,8 @@ One line per step, one object per group:
                      "makespan_iqr_s": 0.0},
         "failure": null}}}
 
-Either `measured` or `failure` is set; neither where only the whole step was timed, which is then `step_s` beside
-`groups`. Numbers come back exactly; timelines are not kept.
+Either `measured` or `failure` is set, both if a trial was abandoned after a measurement, and neither where only the
+whole step was timed; then `step_s` stands next to `groups`. Numbers round-trip exactly; timelines are not kept.
 """
 
 from collections.abc import Iterable, Mapping
@@ -54,7 +54,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A step and what came of it, by group name; of a step timed as a whole no outcome, but `step_s`."""
+    """A step and its outcomes by group name; a step that was timed as a whole has `step_s` and no outcomes."""
 
     step: Step
     outcomes: Mapping[str, Outcome]

@@ -72,9 +72,10 @@ STEPS: Final = ("ladder", "lr")
 PAPER_NUM_THREADS: Final = 128
 """The number of threads of the paper's Fig. 3."""
 LEAST_STEP: Final = 1e-6
-"""The smallest allowed `min_step`: far above the slack of rounding up."""
+"""The smallest allowed `min_step`, far above the slack of 1e-12 in rounding up."""
 HIDDEN: Final = 0.01
-"""A makespan longer than the computation by this share of it shows exposed communication (row 12)."""
+"""A makespan that exceeds the computation by more than this share shows exposed communication (row 12). Chosen, not
+measured."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ class _Options:
     is_paper: bool
 
     def read(self, outcome: Outcome) -> Outcome:
-        """What the search takes an outcome for."""
+        """The outcome as the search counts it: in mode "paper" a trial that was given up counts as measured."""
         given_up = outcome.measured if isinstance(outcome, Failure) and self.is_paper else None
         return outcome if given_up is None else given_up
 
@@ -236,7 +237,7 @@ class _Group:
                 return None
             for climb, place in ways:
                 climb.place = place
-            reason = "the step before cannot run: all collectives one rung up"
+            reason = "the last step cannot run: all collectives one rung up"
 
     def _step(self, index: int, place: Place, now: Measurement) -> Generator[Probe, Outcome, tuple[Measurement, bool]]:
         """Algorithm 2 for one collective: the measurement that holds now, and whether communication is hidden."""
@@ -269,16 +270,16 @@ class _Group:
 def _choices(problem: GroupProblem) -> list[Choice]:
     """One choice per (A, P, T) that any collective allows, without repeats; the default's own first."""
     own = tuple(space.subspace_of(default) for space, default in zip(problem.spaces, problem.default, strict=True))
-    found = [own]
+    choices = [own]
     for wanted in (subspace for space in problem.spaces for subspace in space.subspaces):
         probe = CommConfig(algorithm=wanted.algorithm, protocol=wanted.protocol, transport=wanted.transport)
         choice = tuple(
             same if _key(same := space.subspace_of(probe)) == _key(wanted) else home
             for space, home in zip(problem.spaces, own, strict=True)
         )
-        if choice not in found:
-            found.append(choice)
-    return found
+        if choice not in choices:
+            choices.append(choice)
+    return choices
 
 
 def _key(subspace: Subspace) -> tuple[object, object, object]:
@@ -315,27 +316,27 @@ def _rank(problem: GroupProblem, options: _Options, default: Outcome) -> Generat
 def _climbs(
     problem: GroupProblem, choices: list[Choice], options: _Options
 ) -> Generator[Probe, Outcome, tuple[Assignment, Measurement] | None]:
-    """Climbs in the best subspaces, one after the other; what has the least Z, None if nothing ran."""
+    """Climbs in the best subspaces, one after the other; the result with the smallest Z, None if nothing ran."""
     best: tuple[Assignment, Measurement] | None = None
     for choice in choices[: options.num_subspaces or len(choices)]:
         climb = _Group(problem, choice, options).run()
-        found = yield from (climb if best is None else _standing_by(climb, best[0]))
-        if found is not None and (best is None or found[1].makespan_s < best[1].makespan_s):
-            best = found
+        result = yield from (climb if best is None else _standing_by(climb, best[0]))
+        if result is not None and (best is None or result[1].makespan_s < best[1].makespan_s):
+            best = result
     return best
 
 
 def _standing_by(
     climb: Generator[Probe, Outcome, tuple[Assignment, Measurement] | None], best: Assignment
 ) -> Generator[Probe, Outcome, tuple[Assignment, Measurement] | None]:
-    """A later climb: a search that ends during it keeps what an earlier one found."""
+    """A later climb whose incumbent is the best of the earlier ones, should the search end during it."""
     try:
         probe = next(climb)
         while True:
             probe = climb.send((yield replace(probe, incumbent=best)))
     except StopIteration as end:
-        found: tuple[Assignment, Measurement] | None = end.value
-        return found
+        result: tuple[Assignment, Measurement] | None = end.value
+        return result
 
 
 def _threads(choice: Choice, problem: GroupProblem, options: _Options) -> list[int]:
@@ -346,15 +347,13 @@ def _threads(choice: Choice, problem: GroupProblem, options: _Options) -> list[i
 def _search(problem: GroupProblem, options: _Options) -> Search:
     default = yield Probe(assignment=problem.default, reason="the default, as the baseline")
     choices = yield from _rank(problem, options, default)
-    found = yield from _climbs(problem, choices, options)
-    if found is None:
+    best = yield from _climbs(problem, choices, options)
+    if best is None:
         return problem.default
-    assignment, measured = found
+    assignment, measured = best
     if options.num_subspaces == 1 and len(choices) > 1:
         other = _near(choices[1], assignment, _threads(choices[1], problem, options))
-        outcome = yield Probe(
-            assignment=other, reason="what was found, in the second-best subspace", incumbent=assignment
-        )
+        outcome = yield Probe(assignment=other, reason="the result in the second-best subspace", incumbent=assignment)
         if isinstance(outcome, Measurement) and outcome.makespan_s < measured.makespan_s:
             return other
     return assignment

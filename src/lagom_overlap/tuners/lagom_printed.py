@@ -70,10 +70,10 @@ class _State:
 
 def printed(problem: GroupProblem) -> Generator[Probe, Outcome, PrintedEnd]:
     """Runs the two algorithms on a group, the default measured first for x and Y of the input."""
-    names, given = problem.group.comm_names, problem.default
-    before = yield Probe(assignment=given, reason="the input set S: x and Y of Eq. 7")
+    names, default = problem.group.comm_names, problem.default
+    before = yield Probe(assignment=default, reason="the input set S: x and Y of Eq. 7")
     if isinstance(before, Failure):
-        return PrintedEnd(given, "the input itself cannot run, so x and Y of Eq. 7 do not exist")
+        return PrintedEnd(default, "the input itself cannot run, so x and Y of Eq. 7 do not exist")
     num = min(len(names), len(problem.group.computations))
     states: list[_State | None] = [None] * len(names)
     metrics, done = [INITIAL_METRIC] * len(names), [False] * len(names)
@@ -81,32 +81,32 @@ def printed(problem: GroupProblem) -> Generator[Probe, Outcome, PrintedEnd]:
         open_ = [j for j in range(num) if not done[j]]
         if not open_:
             rest = ", ".join(names[num:])
-            return PrintedEnd(given, f"argmin over the M = {num} computations never chooses {rest}")
+            return PrintedEnd(default, f"argmin over the M = {num} computations never chooses {rest}")
         j = min(open_, key=lambda index: (metrics[index], index))
-        state = states[j] = states[j] or _State.minimal(problem.spaces[j].subspace_of(given[j]))
+        state = states[j] = states[j] or _State.minimal(problem.spaces[j].subspace_of(default[j]))
         config = state.config
         outcome = yield Probe(
-            assignment=(*given[:j], config, *given[j + 1 :]),
+            assignment=(*default[:j], config, *default[j + 1 :]),
             reason=f"{names[j]}: as printed, H = {metrics[j]:.3g}",
-            incumbent=given,
+            incumbent=default,
             priorities=dict(zip(names, metrics, strict=True)),
         )
         if isinstance(outcome, Failure):
             # Given up after a reading: the paper gives nothing up, and line 5 judges what was read.
             if outcome.measured is None:
-                return PrintedEnd(given, f"{names[j]}: Algorithm 2 has no line for a setting that cannot run")
+                return PrintedEnd(default, f"{names[j]}: Algorithm 2 has no line for a setting that cannot run")
             outcome = outcome.measured
         change_s = outcome.comm_s[j] - before.comm_s[j]
         if change_s > 0 or outcome.total_comm_s < outcome.comp_s:
             done[j] = True
             continue
         if change_s == 0:
-            return PrintedEnd(given, f"{names[j]}: x' = x, so lr is 0 and Eq. 7 divides by 0")
+            return PrintedEnd(default, f"{names[j]}: x' = x, so lr is 0 and Eq. 7 divides by 0")
         step = change_s / outcome.comm_s[j]
         metrics[j] = (outcome.comp_s - before.comp_s) / change_s
         state.add(step)
         if state.config == config:
             return PrintedEnd(
-                given, f"{names[j]}: lr = {step:.3g} is negative where communication improves: the same setting again"
+                default, f"{names[j]}: lr = {step:.3g} is negative where communication improves: the same setting again"
             )
-    return PrintedEnd(given)
+    return PrintedEnd(default)

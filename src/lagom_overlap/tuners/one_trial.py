@@ -1,4 +1,4 @@
-"""The bookkeeping of a tuner that has one trial out at a time, which is told once."""
+"""The bookkeeping of a tuner that has one trial under way at a time."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from lagom_overlap.tuners.problem import Assignment, Outcome
 
 
 class OneTrial(ABC):
-    """A `Tuner` but for what it asks next, what it makes of outcomes, and what it recommends.
+    """A `Tuner` whose subclasses choose the next trial, take outcomes, and recommend.
 
     `_num_told` numbers the trials.
 
@@ -42,7 +42,7 @@ class OneTrial(ABC):
 
     @abstractmethod
     def recommend(self) -> Mapping[str, Assignment]:
-        """The assignment of every group that the tuner stands by now; the default where it knows nothing."""
+        """Each group's best assignment so far; the default where nothing was learned."""
 
     @abstractmethod
     def _next(self) -> Trial | None:
@@ -50,4 +50,4 @@ class OneTrial(ABC):
 
     @abstractmethod
     def _take(self, trial: Trial, outcomes: Mapping[str, Outcome]) -> None:
-        """Takes outcomes that were checked."""
+        """Takes outcomes, already checked."""

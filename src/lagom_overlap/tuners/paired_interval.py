@@ -1,8 +1,8 @@
-"""Whether one arm is faster than another: the median of paired ratios, with an interval that assumes no distribution.
+"""Whether one arm is faster than another: the median of paired ratios with a distribution-free interval.
 
-The interval lies between two order statistics of the ratios: that the median of the distribution lies outside has the
-probability of as many heads or fewer in as many tosses of a fair coin (Conover, Practical Nonparametric Statistics,
-section 3.2). It supposes that rounds do not hang together; a load that changes slowly makes it too narrow.
+The interval lies between two order statistics of the ratios; the binomial distribution of a fair coin gives the
+probability that the true median lies outside (Conover, Practical Nonparametric Statistics, section 3.2). It assumes
+independent rounds; a load that changes slowly makes it too narrow.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from statistics import median
 from typing import Final
 
 CONFIDENCE: Final = 0.95
+"""The customary level; nothing is adopted by this interval (see `sequential`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Comparison:
 
 
 def compared(baseline_s: Sequence[float], arm_s: Sequence[float], *, confidence: float = CONFIDENCE) -> Comparison:
-    """The comparison of paired times, at least one; with too few for the confidence the interval is everything."""
+    """The comparison of paired times, at least one pair; with too few for the confidence the interval is unbounded."""
     ratios = sorted(base / arm for base, arm in zip(baseline_s, arm_s, strict=True))
     rank = _rank(len(ratios), confidence)
     low, high = (ratios[rank - 1], ratios[-rank]) if rank else (0.0, float("inf"))
@@ -42,7 +43,7 @@ def compared(baseline_s: Sequence[float], arm_s: Sequence[float], *, confidence:
 
 
 def _rank(num_pairs: int, confidence: float) -> int:
-    """The largest k such that the k-th smallest and k-th largest hold the median that surely; 0 if none does."""
+    """The largest k for which the k-th smallest and k-th largest ratio enclose the median; 0 if there is none."""
     outside, rank = 0.0, 0
     for below in range(num_pairs // 2):
         outside += 2 * comb(num_pairs, below) / 2**num_pairs

@@ -1,6 +1,6 @@
-"""Where a collective stands in its space, where it may go from there, and what a setting counts as.
+"""A collective's place in its space, the moves from there, and what a setting counts as.
 
-A knob that has not moved from the default stays the engine's own.
+A knob that has not moved from the default keeps the engine's own value.
 """
 
 from dataclasses import dataclass, replace
@@ -13,18 +13,18 @@ from lagom_overlap.collective.space import RESOURCE_KNOBS
 from lagom_overlap.tuners.curves import Setting, thinned
 
 FARTHEST: Final = (2.05, 4.1)
-"""Factors of channels and of chunk: no further from what was measured of the same kind (a step down, and rounding)."""
+"""Factors of channels and of chunk that count as near: one step down (half, a quarter), and room for rounding."""
 CHUNK_WHERE_NONE: Final = 1 << 20
-"""What counts where an engine has no chunks: it is the same for all settings."""
+"""Stands in for the chunk of an engine without chunks; any value will do, since it is the same for all settings."""
 Axis = tuple[int | None, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a collective stands: a subspace, and a position on each of its knobs; None: not moved from the default.
+    """A subspace and a position on each of its knobs; None: not moved from the default.
 
-    `default` is what a knob that is not moved is asked for as, `own` what that runs with, None where that is not known.
-    Threads stay.
+    `default` is the configuration that sets unmoved knobs, `own` what they then run with (None where that is not
+    known). Threads never move.
     """
 
     subspace: Subspace
@@ -49,34 +49,34 @@ class Place:
 
     @property
     def is_in_one_piece(self) -> bool:
-        """The default is known to send the message in a piece that no slice is as large as: it takes one channel."""
+        """Whether the default is known to send the message as one piece, larger than any slice, on one channel."""
         return self.chunk is None and self.default.chunk_bytes is None and self.own.chunk_bytes is not None
 
     def channels_times(self, factor: float) -> "Place":
-        """The nearest to a multiple of the channels, one further at least."""
+        """The place nearest to a multiple of the channels, at least one position away."""
         if self.is_in_one_piece:
             return self
         moved = _moved(self.subspace.num_channels, self.channel, self.own.num_channels, factor)
         return replace(self, channel=moved)
 
     def chunk_times(self, factor: float) -> "Place":
-        """The nearest to a multiple of the chunk, one further at least."""
+        """The place nearest to a multiple of the chunk, at least one position away."""
         return replace(self, chunk=_moved(self.subspace.chunk_bytes, self.chunk, self.own.chunk_bytes, factor))
 
     def most_channels(self) -> "Place":
-        """Where the default's are not known to be the most."""
+        """The most channels, unless those of the default are known."""
         return replace(self, channel=_top(self.subspace.num_channels, self.channel, self.own.num_channels))
 
     def largest_chunk(self) -> "Place":
-        """Where the default's is not known to be the largest."""
+        """The largest chunk, unless that of the default is known."""
         return replace(self, chunk=_top(self.subspace.chunk_bytes, self.chunk, self.own.chunk_bytes))
 
     def sliced(self) -> "Place":
-        """A message that goes in one piece, cut, and on twice the channels."""
+        """A message that goes in one piece cut into slices of a quarter, on twice the channels; others unchanged."""
         return self.chunk_times(1 / 4).channels_times(2) if self.is_in_one_piece else self
 
     def is_counted_from_the_most(self, moved: "Place") -> bool:
-        """Whether the way to another place began at a default that is not known."""
+        """Whether a move to another place started from the largest value because the default's is not known."""
         ends = (
             (self.channel, self.own.num_channels, moved.channel, self.subspace.num_channels),
             (self.chunk, self.own.chunk_bytes, moved.chunk, self.subspace.chunk_bytes),
@@ -85,9 +85,9 @@ class Place:
 
 
 def _moved(axis: Axis, at: int | None, own: int | None, factor: float) -> int | None:
-    """The position of the value nearest to a multiple, one further at least; where it is where there is none.
+    """The position of the value nearest to a multiple, at least one further; `at` if there is none.
 
-    What is not known counts as the most.
+    An unknown value counts as the largest.
     """
     now = own if at is None else axis[at]
     if now is None:
@@ -103,14 +103,14 @@ def _top(axis: Axis, at: int | None, own: int | None) -> int | None:
 
 
 def start_of(space: ConfigSpace, default: CommConfig) -> Place:
-    """Where the default is."""
+    """The place of the default."""
     subspace = space.subspace_of(default)
-    # What is known of an untouched call is of that call alone.
-    known = space.default if default.is_untouched else default
-    at = [_position(axis, getattr(known, knob)) for knob, axis in zip(RESOURCE_KNOBS, subspace.axes, strict=True)]
+    # `space.default` describes an untouched call only.
+    own = space.default if default.is_untouched else default
+    at = [_position(axis, getattr(own, knob)) for knob, axis in zip(RESOURCE_KNOBS, subspace.axes, strict=True)]
     if not subspace.has_way_of(default):  # its knobs are those of another algorithm
         at = _nearest(subspace, default)
-    return Place(subspace=subspace, default=default, own=known, channel=at[0], thread=at[1], chunk=at[2])
+    return Place(subspace=subspace, default=default, own=own, channel=at[0], thread=at[1], chunk=at[2])
 
 
 def _position(axis: Axis, value: int | None) -> int | None:
@@ -119,12 +119,12 @@ def _position(axis: Axis, value: int | None) -> int | None:
 
 def _nearest(subspace: Subspace, config: CommConfig) -> list[int | None]:
     """The positions nearest to a configuration; None for a knob that it leaves to the engine."""
-    found = zip(RESOURCE_KNOBS, subspace.nearest(config), strict=True)
-    return [None if getattr(config, knob) is None else index for knob, index in found]
+    indices = zip(RESOURCE_KNOBS, subspace.nearest(config), strict=True)
+    return [None if getattr(config, knob) is None else index for knob, index in indices]
 
 
 def in_way(space: ConfigSpace, index: int, place: Place) -> Place:
-    """A place of a subspace with about the same resources; where the collective has fewer subspaces, as it is."""
+    """The place in subspace `index` with about the same resources; unchanged if the collective has fewer subspaces."""
     if index >= len(space.subspaces) or space.subspaces[index] == place.subspace:
         return place
     subspace = space.subspaces[index]
@@ -133,7 +133,7 @@ def in_way(space: ConfigSpace, index: int, place: Place) -> Place:
 
 
 def settings_of(way: Subspace, start: Place) -> list[Setting]:
-    """A lattice by half octaves of channels and octaves of chunk; the engine's own where the default has it."""
+    """A lattice in half octaves of channels and octaves of chunk, with the engine's own values as in the default."""
     is_own = way == start.subspace
     channels: list[int | None] = list(thinned(way.num_channels, sqrt(2)))
     chunks: list[int | None] = list(thinned(way.chunk_bytes, 2))
@@ -165,12 +165,12 @@ def _of_way(way: Subspace) -> CommConfig:
 
 
 def setting_of(config: CommConfig, way: Subspace, start: Place) -> Setting:
-    """What the engine is left counts as what it is known to take, else as the most."""
-    told = zip((config.num_channels, config.chunk_bytes), (start.own.num_channels, start.own.chunk_bytes), strict=True)
+    """The setting of a configuration; a knob left to the engine counts as its known value, else as the largest."""
+    knobs = zip((config.num_channels, config.chunk_bytes), (start.own.num_channels, start.own.chunk_bytes), strict=True)
     tops = way.num_channels[-1], way.chunk_bytes[-1]
     return Setting(
         config,
         num_channels=config.num_channels or start.own.num_channels or way.num_channels[-1] or 1,
         chunk_bytes=config.chunk_bytes or start.own.chunk_bytes or way.chunk_bytes[-1] or CHUNK_WHERE_NONE,
-        is_known=all(asked or own or not top for (asked, own), top in zip(told, tops, strict=True)),
+        is_known=all(value or own or not top for (value, own), top in zip(knobs, tops, strict=True)),
     )

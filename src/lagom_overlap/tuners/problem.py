@@ -1,7 +1,7 @@
-"""The nouns of a search: what is tuned, what is tried, what came of it.
+"""The nouns of a search: problem, assignment, measurement, failure.
 
-An `Assignment` gives each collective of a group, in order, its configuration; `collective.launched` says how it also
-carries the computation's side.
+An `Assignment` gives each collective of a group, in order, its configuration; a `collective.LaunchedAssignment` also
+sets the computation's side.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,8 +18,9 @@ from lagom_overlap.workload import OverlapGroup
 IQR_OF_SIGMA: Final = 1.349
 """The interquartile range of a normal distribution in standard deviations."""
 MIN_PAIRS: Final = 3
+"""The fewest rounds of a verdict that may be asked for: exact times need that many (`sequential.EXACT_PAIRS`)."""
 MAX_PAIRS: Final = 101
-"""Rounds of a verdict that may be asked for."""
+"""The most rounds of a verdict that may be asked for. Bounds its cost; chosen, not measured."""
 
 Assignment = tuple[CommConfig, ...]
 """One configuration per collective of a group, in the group's order."""
@@ -27,11 +28,11 @@ Assignment = tuple[CommConfig, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupProblem:
-    """A group and what may be done to it.
+    """A group, its search spaces and its baselines.
 
     `default` is what the engine does untouched: the baseline that users have today. `baselines` are further named
-    settings to compare with in the verdict (`"engine_default"`, `"fixed_min"`, ...). `launches` is what may be tried on
-    the computation's side; nothing, where it is not given.
+    settings for the verdict (`"engine_default"`, `"fixed_min"`, ...). `launches` is what may be tried on the
+    computation's side, by default nothing.
     """
 
     group: OverlapGroup
@@ -61,7 +62,7 @@ def corners(homes: Sequence[Subspace]) -> dict[str, Assignment]:
 class Measurement:
     """Times of one group under one assignment: medians over `num_repeats` runs, each a maximum over ranks.
 
-    `makespan_s` is Z, `comp_s` is Y, the time of the computations with what they lose between them, `comm_s[j]` is x_j.
+    `makespan_s` is Z, `comp_s` is Y (the computations and the gaps between them), `comm_s[j]` is x_j.
     `makespan_iqr_s` is the interquartile range of Z over the repeats (0 for one run). The timeline, if any, is of the
     last run.
     """
@@ -102,10 +103,10 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A configuration that cannot run, or that was given up for its slowness; the search goes on without it.
+    """A configuration that cannot run, or that was abandoned because it was slow; the search continues without it.
 
-    `measured` is what was read until it was given up: none of ours stands by such a setting, but a published algorithm
-    without a line for it can go on from what it read.
+    `measured` is what was measured before it was abandoned. Our tuners never recommend such a setting; a published
+    algorithm that has no case for it can continue from the measurement.
     """
 
     reason: str

@@ -1,4 +1,4 @@
-"""What a tuner's name says of it, before there is one; `guard.make_tuner` makes it."""
+"""Looks up tuners by name before one is made; `guard.make_tuner` makes it."""
 
 import inspect
 from collections.abc import Callable
@@ -8,15 +8,16 @@ from lagom_overlap.errors import JobError
 from lagom_overlap.registry import TUNERS, entry_point_names, load
 
 OURS: Final = "ours"
-"""The search that everybody gets who names none: `tune`, online, `compare`, `both_sides`, traces and warm starts."""
+"""The default tuner of `tune`, online, `compare`, `both_sides`, traces and warm starts."""
 IN_A_RUNNING_JOB: Final = {OURS: "descent"}
-"""There a search begins at the job's own settings, and each measurement costs steps of training."""
+"""What a name means in a running job: there a search starts from the job's own settings, because each measurement
+costs training steps."""
 DEFAULT_MEASUREMENTS: Final = 40
-"""Of a search whose job and tuner say nothing."""
+"""The budget of a search if neither job nor tuner names one. Chosen, not measured."""
 
 
 def tuner_factory(name: str, *, online: bool = False) -> Callable[..., Any]:
-    """What makes the tuner of that name, in a running job where `online`.
+    """The factory of the tuner of that name; with `online` the one for a running job.
 
     Raises:
         UnknownNameError: if there is none.
@@ -42,17 +43,17 @@ def searches_launches(name: str) -> bool:
     return bool(getattr(tuner_factory(name), "searches_launches", False))
 
 
-def search_measurements(given: int | None, name: str) -> int:
-    """The most measurements of a search: what a job gives, else the tuner's own budget, else 40.
+def search_measurements(budget: int | None, name: str) -> int:
+    """The most measurements of a search: the job's `budget`, else the tuner's own, else `DEFAULT_MEASUREMENTS`.
 
     Raises:
         UnknownNameError: if there is no tuner of that name.
     """
-    return int(getattr(tuner_factory(name), "own_measurements", DEFAULT_MEASUREMENTS)) if given is None else given
+    return int(getattr(tuner_factory(name), "own_measurements", DEFAULT_MEASUREMENTS)) if budget is None else budget
 
 
 def takes_warm_start(name: str, *, online: bool = False) -> bool:
-    """Whether a tuner can begin with what other runs say.
+    """Whether a tuner takes a warm start from other runs.
 
     Raises:
         UnknownNameError: if there is none of that name.
@@ -61,7 +62,7 @@ def takes_warm_start(name: str, *, online: bool = False) -> bool:
 
 
 def check_takes_warm_start(*names: str) -> None:
-    """Refuses a warm start where none of the tuners can begin with what other runs say.
+    """Refuses a warm start if none of the tuners takes one.
 
     Raises:
         UnknownNameError: if there is none of that name.

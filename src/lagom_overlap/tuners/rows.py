@@ -21,7 +21,7 @@ from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Meas
 
 
 class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What every row shares: no field may be missing, none may be unknown."""
+    """The base of all rows: no field may be missing, and none may be unknown."""
 
 
 class ConfigRow(_Row, frozen=True):
@@ -54,11 +54,9 @@ class MeasuredRow(_Row, frozen=True):
 
 
 class GroupRow(_Row, frozen=True, omit_defaults=True):
-    """One group in one step: configurations by collective, why, and what came of it: `measured`, `failure` or both.
+    """One group in one step: configurations by collective, the reason, and the outcome: `measured`, `failure` or both.
 
-    Both are set where a trial was given up after a reading.
-
-    `launch` is absent where the computation was untouched.
+    Both are set if a trial was abandoned after a measurement. `launch` is absent where the computation was untouched.
     """
 
     configs: dict[str, ConfigRow]
@@ -115,9 +113,11 @@ def assignment_of(row: GroupRow, problem: GroupProblem) -> Assignment:
     """
     rows = _in_order("configs", row.configs, problem)
     configs = (CommConfig(**{knob: getattr(config, knob) for knob in _KNOBS}) for config in rows)
-    found = row.launch
+    launch_row = row.launch
     launch = (
-        UNTOUCHED_LAUNCH if found is None else LaunchConfig(**{knob: getattr(found, knob) for knob in _LAUNCH_KNOBS})
+        UNTOUCHED_LAUNCH
+        if launch_row is None
+        else LaunchConfig(**{knob: getattr(launch_row, knob) for knob in _LAUNCH_KNOBS})
     )
     return launched(configs, launch)
 

@@ -1,10 +1,10 @@
-"""Whether one arm is faster than another: a sequential test with a stated error rate, for every verdict of the package.
+"""Whether one arm is faster than another: a sequential test with a stated error rate, used for every verdict.
 
-Two arms run in blocks side by side, a pair at a time, in an order drawn anew for every pair. If the arms do not differ,
-the two times of a pair are what they are, and a fair coin decides which of them is called the challenger's. So the sign
-of x = ln(incumbent / challenger) is a fair coin, given its size and all that came before: by the design of the
-experiment (Fisher, The Design of Experiments, 1935, ch. III), whatever the noise is: heavy tails, drift, bursts,
-periods, dependence from pair to pair. We bet on the coin. With a scale s_i that is known before pair i,
+Two arms run in pairs of blocks; the order is drawn at random for every pair. If the arms do not differ, the two times
+of a pair would be the same in either order, and a fair coin decides which of them is called the challenger's. So given
+its size and all earlier pairs, the sign of x = ln(incumbent / challenger) is a fair coin. That follows from the design
+of the experiment (Fisher, The Design of Experiments, 1935, ch. III) under any noise: heavy tails, drift, bursts,
+periods, dependence between pairs. We bet on the coin. With a scale s_i that is known before pair i,
 
     W_n = sum_k w_k prod_{i <= n} (1 + B tanh(l_k (x_i - c) / s_i))
 
@@ -37,15 +37,21 @@ ALPHA: Final = 0.01
 MIN_EFFECT: Final = 0.005
 """The smallest gain that counts: below it nothing is adopted, and the test ends once the gain is surely less."""
 EXACT_PAIRS: Final = 3
+"""Pairs whose times must all repeat to the last bit before they count as noise-free. Chosen: chance cannot explain
+it."""
 UNKNOWN_SCALE: Final = 0.01
-"""Before anything was seen of the noise: steps of real jobs vary by a per cent."""
+"""The scale before any noise was observed: steps of real jobs vary by about one percent."""
 LEAST_SCALE: Final = 1e-6
+"""Keeps the division by the scale finite when earlier pairs are equal."""
 _MOST_BET: Final = 0.999
+"""B of the formula, below 1 so that one pair never loses the whole wealth."""
 _BETS: Final = np.array([0.2, 0.4, 0.8, 1.6, 6.4])
+"""l_k of the formula."""
 _WEIGHTS: Final = np.log([0.15, 0.15, 0.15, 0.15, 0.40])
-"""Small bets for gains within the noise, a large one for those beyond it."""
+"""ln w_k: small bets for gains within the noise, a large one for gains beyond it. Any weights that sum to 1 are valid;
+they only change how many pairs a decision takes."""
 LEAST_PAIRS: Final = ceil(log(1 / ALPHA) / log(1 + _MOST_BET))
-"""With fewer pairs that are not exact nothing can be decided."""
+"""The fewest pairs that can decide, unless they are exact: with every bet won, wealth reaches 1 / ALPHA here."""
 
 Array = NDArray[np.float64]
 
@@ -61,11 +67,12 @@ class Decision(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What the pairs say so far of a challenger against an incumbent.
+    """The state of the test of a challenger against an incumbent.
 
-    `ratio` is the median of incumbent over challenger, above 1 where the challenger is faster; outside `low` to `high`
-    it is not, with an error of `alpha` a side (0 and infinity: nothing is ruled out). `noise` is the median distance of
-    two blocks of one arm, as a share; None where no A/A phase ran. `min_effect` is the least gain that counts.
+    `ratio` is the median of incumbent over challenger, above 1 where the challenger is faster. The true factor lies
+    between `low` and `high` with an error of at most `alpha` on each side (0 and infinity: nothing is ruled out).
+    `noise` is the median difference between two blocks of the same arm, as a share; None if no A/A phase ran.
+    `min_effect` is the smallest gain that counts.
     """
 
     decision: Decision
@@ -84,7 +91,7 @@ class Judgement:
 
     @property
     def largest_unseen(self) -> float:
-        """The largest difference either way that the pairs do not rule out, as a share; infinite if any may be."""
+        """The largest difference in either direction that the pairs do not rule out, as a share; may be infinite."""
         return inf if self.low <= 0 else max(self.high - 1, 1 / self.low - 1, 0.0)
 
     def sentence(self, *, steps_per_pair: int = 0) -> str:
@@ -100,10 +107,10 @@ class Judgement:
             return f"{self.ratio:.4f}x: less than {self.min_effect:.1%} counts as no difference"
         if not isfinite(self.largest_unseen):
             if self.decision is Decision.NO_DIFFERENCE and self.ratio < 1:
-                return f"{self.ratio:.3f}x; ended after {num}, since it could no longer be proved faster{noise}"
-            need = f"; no decision takes less than {LEAST_PAIRS}" if self.num_pairs < LEAST_PAIRS else ""
-            return f"{self.ratio:.3f}x, nothing can be told from {num}{noise}{need}"
-        return f"{self.ratio:.3f}x ({limits}), neither faster nor slower beyond doubt in {num}{noise}"
+                return f"{self.ratio:.3f}x; ended after {num}, when it could no longer be proven faster{noise}"
+            need = f"; a decision needs at least {LEAST_PAIRS}" if self.num_pairs < LEAST_PAIRS else ""
+            return f"{self.ratio:.3f}x, undecided after {num}{noise}{need}"
+        return f"{self.ratio:.3f}x ({limits}), not proven faster or slower in {num}{noise}"
 
 
 def judged_pairs(
@@ -115,10 +122,10 @@ def judged_pairs(
     alpha: float = ALPHA,
     min_effect: float = MIN_EFFECT,
 ) -> Judgement:
-    """How the test stands after these pairs of block times.
+    """The state of the test after these pairs of block times in seconds.
 
-    `same_s` are the pairs of the A/A phase. With `most_pairs` the test ends there, and before where "faster" is out of
-    reach; without, it stands open until it is decided.
+    `same_s` are the pairs of the A/A phase. With `most_pairs` the test ends there at the latest, and earlier once
+    "faster" is out of reach; without, it stays open until it is decided.
 
     Raises:
         ValueError: if there is no pair, or a time is not positive.
@@ -186,14 +193,14 @@ def _exact(ratio: float, num_pairs: int, noise: float | None, alpha: float, min_
 
 
 def scales(x: Array, same: Array) -> Array:
-    """The scale of each pair, by row, from what came before: sizes of A/A differences, deviations of earlier pairs."""
-    seen, found = same, np.empty_like(x)
+    """The scale of each pair, by row, from earlier data only: A/A differences and deviations of earlier pairs."""
+    sizes, result = same, np.empty_like(x)
     for number in range(x.shape[1]):
-        found[:, number] = np.median(seen, axis=1) if seen.shape[1] else UNKNOWN_SCALE
+        result[:, number] = np.median(sizes, axis=1) if sizes.shape[1] else UNKNOWN_SCALE
         if number:
             deviation = np.abs(x[:, number] - np.median(x[:, :number], axis=1))
-            seen = np.concatenate([seen, deviation[:, None]], axis=1)
-    return np.maximum(found, LEAST_SCALE)
+            sizes = np.concatenate([sizes, deviation[:, None]], axis=1)
+    return np.maximum(result, LEAST_SCALE)
 
 
 def log_wealth(x: Array, scale: Array) -> Array:
@@ -206,7 +213,7 @@ def log_wealth(x: Array, scale: Array) -> Array:
 
 
 def _limit(x: Array, scale: Array, enough: float) -> float:
-    """The largest factor that "faster by more than that" holds for; 0 where it holds for none."""
+    """The largest factor c for which "faster by more than c" is proven; 0 if there is none. Found by bisection."""
     if log_wealth(x[None] + 20 * _reach(x), scale).max() < enough:
         return 0.0
     low, high = -20 * _reach(x), float(x.max())

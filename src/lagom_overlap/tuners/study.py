@@ -19,9 +19,10 @@ from lagom_overlap.tuners.sequential import Decision, Judgement, judged_pairs
 from lagom_overlap.tuners.verdict import DEFAULT_ARM, SAME_ARM, TUNED_ARM, Verdict, judge
 
 SAME_PAIRS: Final = 3
-"""Pairs of the default in front of the rounds (the A/A phase); one, where its times repeat to the last bit."""
+"""Pairs of the default before the rounds (the A/A phase), which measure the noise; one if they repeat to the last
+bit."""
 UNCHANGED_PAIRS: Final = 9
-"""Rounds where the tuned assignment is the default: they only show it beside the baselines."""
+"""Rounds if the tuned assignment is the default: there is nothing to prove, they only compare it with the baselines."""
 
 
 class StudyPhase(StrEnum):
@@ -90,7 +91,7 @@ class Study:
 
     @property
     def recommended(self) -> Mapping[str, Assignment]:
-        """What the tuner stands by: so far during the search, for good after it."""
+        """The tuner's recommendation: the best so far during the search, final after it."""
         return self._tuner.recommend() if self._tuned is None else self._tuned
 
     @property
@@ -105,9 +106,9 @@ class Study:
 
     @property
     def tuner_finished(self) -> bool:
-        """Whether the tuner ended the search by itself; False where a budget, a stop or nothing did so far.
+        """Whether the tuner itself ended the search; False if a budget or a stop did, or it is still going on.
 
-        A search that used its last measurement is asked once more, so that its end is known.
+        A tuner whose last measurement is spent is asked once more, to know whether it was finished.
         """
         return self._tuner_finished
 
@@ -163,14 +164,14 @@ class Study:
             self._end_search()
 
     def skip_verdict(self) -> None:
-        """Does without the verdict, or ends it without one: too few rounds say nothing. A verdict in flight is void."""
+        """Skips the verdict, or ends it undecided, because too few rounds prove nothing. A step in flight is void."""
         self._wants_verdict = False
         if self._phase is StudyPhase.VERDICT:
             self._phase = StudyPhase.DONE
             self._asked = None
 
     def replay(self, entries: Iterable[Entry]) -> None:
-        """Takes up a journal of the same problems, tuner, seed and rounds, so that the study goes on where it ended.
+        """Replays a journal of the same problems, tuner, seed and rounds, so that the study resumes where it ended.
 
         Raises:
             BundleError: if an entry is not what this study would have run.
@@ -213,7 +214,7 @@ class Study:
         self._queue = [(None, SAME_ARM)] * 2
 
     def _begin_round(self) -> None:
-        """The next round, its order drawn anew: for the test that is the toss of the coin."""
+        """Begins a round in a newly drawn order: that is the toss of the coin in the sequential test."""
         number = self.num_rounds
         order = [arm for arm in self._arms() if arm not in self._failures]
         words = "/".join(sorted(self._problems))
@@ -265,7 +266,7 @@ class Study:
         )
 
     def _go_on(self) -> None:
-        """After a pair of the default, or a round: another one, or the end."""
+        """After a pair of the default, or a round: begins another one, or ends the verdict."""
         if not self.num_rounds:
             if len(self._same_s) < 2 * SAME_PAIRS and self._same_s[-1] != self._same_s[-2]:
                 self._queue = [(None, SAME_ARM)] * 2
@@ -315,7 +316,7 @@ def _baselines(problems: Problems) -> dict[str, dict[str, Assignment]]:
 
 
 def _essence(step: Step) -> tuple[object, ...]:
-    """What a step runs; the words with it may change from version to version."""
+    """What a step runs, without its reasons, whose wording may change between versions."""
     return step.number, step.kind, step.arm, step.round, dict(step.assignments)
 
 

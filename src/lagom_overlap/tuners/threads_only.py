@@ -17,6 +17,7 @@ from lagom_overlap.tuners.groupwise import GroupwiseTuner, Probe, Search
 from lagom_overlap.tuners.problem import Assignment, GroupProblem, Measurement, Outcome
 
 NO_KNOB = "the default: this engine has no thread knob"
+"""The reason of the only trial on such an engine."""
 
 
 def _walk(

@@ -1,7 +1,7 @@
-"""The paired A/B: is the tuned assignment faster than what the engine does untouched?
+"""The paired A/B verdict: is the tuned assignment faster than the untouched engine?
 
-In each round every contender runs once, in a shuffled order, so that drift of the machine hits all alike; ratios are
-taken inside a round. Whether that is enough is the sequential test's word (`sequential`).
+In each round every contender runs once, in a shuffled order, so that drift of the machine affects all alike; ratios are
+taken within a round. The sequential test (`sequential`) decides whether they prove anything.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,9 +15,10 @@ from lagom_overlap.tuners.sequential import Judgement, judged_pairs
 DEFAULT_ARM: Final = "default"
 TUNED_ARM: Final = "tuned"
 SAME_ARM: Final = "default against itself"
-"""The A/A phase in front of the rounds: pairs of the default, which show the job's own noise."""
+"""The arm of the A/A phase before the rounds: pairs of the default, which measure the noise. Journals hold this
+name."""
 FIXED_PREFIX: Final = "fixed"
-"""Baselines whose name begins so compete for `best_fixed`."""
+"""Baselines with this prefix compete for `best_fixed`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +66,9 @@ class Verdict:
     `over_default` compares with the untouched default, `over_baselines` with every other contender by name.
     `best_fixed` is the name of the fixed setting with the lowest median, if any ran. `makespans_s[arm]` lists the
     iteration's makespan (sum over groups of count x makespan, or the whole step where that was timed) per round.
-    `judgement` is the sequential test's, None where the tuned assignment failed; `adopted` says that by it tuned is
-    faster, and that it differs from the default. `failures` gives the reason of each contender that failed; it has no
-    ratio, its makespans end where it failed, and a tuned assignment that failed is not adopted.
+    `judgement` is the sequential test's, None where the tuned assignment failed; `adopted` says that the test found
+    tuned faster, and that it differs from the default. `failures` gives the reason of each contender that failed: it
+    has no ratio, its makespans end where it failed, and a tuned assignment that failed is not adopted.
     """
 
     over_default: PairedRatio

@@ -1,9 +1,9 @@
-"""A stream whose collectives wait behind kernels: each starts where the kernel that runs when its turn comes has ended.
+"""A stream whose collectives wait for kernels: each starts when the kernel that runs at its turn has ended.
 
-A kernel that was launched first and fills the GPU leaves a collective no SM before its blocks end (8 A100: sequential
-and overlapped runs differ by less than half a millisecond). A collective's time then contains its wait, and the
-makespan jumps where one collective more fits in front of a kernel. Kernels run one after the other, at `1 - lost` of
-their speed next to a collective that moves; a collective takes `nearby` times as long next to a kernel.
+A kernel that was launched first and fills the GPU leaves no SM to a collective before its blocks end (8 A100:
+sequential and overlapped runs differ by less than half a millisecond). A collective's time then contains its wait, and
+the makespan jumps when one more collective fits in front of a kernel. Kernels run one after the other, at `1 - lost` of
+their speed next to a moving collective; a collective takes `nearby` times as long next to a kernel.
 """
 
 from collections.abc import Sequence
@@ -17,25 +17,28 @@ import numpy.typing as npt
 from lagom_overlap.workload import Kernel, OverlapGroup
 
 SM_COUNTS: Final = (56, 68, 72, 78, 80, 84, 108, 114, 128, 132, 142, 148, 160)
-"""SMs of GPUs that run collectives, P100 to B200; the group does not say which it is."""
+"""SM counts of GPUs that run collectives, P100 to B200; a group does not say which GPU it runs on."""
 END_ERROR: Final = 0.06
-"""Standard deviation of when a kernel ends, over the geometric mean of that time and the kernel's own."""
+"""Standard deviation of a kernel's end, over the geometric mean of that time and the kernel's own. Chosen, not
+fitted."""
 MOST_KERNELS: Final = 64
+"""Larger groups are not replayed kernel by kernel. Bounds the computation, as `MOST_COMMS` does."""
 MOST_COMMS: Final = 16
 LEAST_LIKELY: Final = 20.0
-"""Of the logarithm of a likelihood: what is further below the best is not looked at again."""
+"""Ways to start whose log likelihood is this far below the best are dropped for good."""
 MOST_LAUNCHES: Final = 4
+"""Ways to start that are kept after a fit. Bounds the computation."""
 LEAST_MOVED: Final = 0.05
-"""Of a collective's time, what is left of it whatever it waited for."""
+"""The share of a collective's measured time that is never counted as waiting; keeps logarithms finite."""
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """What is known of a group's two streams before anything is measured.
+    """A group's two streams before anything is measured.
 
-    `shares` are the collectives' shares of the bytes on the wire. `launches` holds the ways in which they may start: at
-    once (None), or behind kernels, whose times alone it is, in some unit, for one SM count.
+    `shares` are the collectives' shares of the bytes on the wire. `launches` are the ways in which they may start: at
+    once (None), or behind kernels, given by the kernels' shares of the computation for one SM count.
     """
 
     shares: tuple[float, ...]
@@ -43,7 +46,7 @@ class Stream:
 
     @classmethod
     def of(cls, group: OverlapGroup) -> "Stream | None":
-        """None where not all kernels are known, or where there are too many of anything to look at each by itself."""
+        """The streams of a group; None if a kernel is unknown, or there are too many kernels or collectives."""
         kernels = [op.work for op in group.computations if isinstance(op.work, Kernel)]
         is_known = len(kernels) == len(group.computations) and not any(group.starts_after)
         if not is_known or not 1 < len(kernels) <= MOST_KERNELS or len(group.comms) > MOST_COMMS:
@@ -57,14 +60,14 @@ class Stream:
         return cls(shares, (None, *(np.array(each) / sum(each) for each in sorted(times))))
 
     def narrowed(self, likely: Sequence[float]) -> "Stream":
-        """Without the unlikely ways, given the logarithms of their likelihoods, and with the best few SM counts."""
+        """The stream with the likeliest ways to start only, given the logarithms of their likelihoods."""
         least = max(max(likely) - LEAST_LIKELY, sorted(likely)[-MOST_LAUNCHES:][0])
         return Stream(self.shares, tuple(each for each, one in zip(self.launches, likely, strict=True) if one >= least))
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """Of each measurement and collective, in seconds: its time, what of that it moved, what of that next to a kernel.
+    """Seconds by (measurement, collective): total time, time moving, and the part of that next to a kernel.
 
     `error` is the standard deviation of its wait.
     """
@@ -146,9 +149,9 @@ def makespans(kernels: Floats, lost: Floats, alone: Floats, nearby: Floats) -> F
         left = np.where(kernel_ends, kernels[np.minimum(i, last), draw[rows]], left - step * rate)
         work = np.where(comm_ends, work_of[rows, j], np.where(moves, work - step, work))
         waits = comm_ends | (waits & ~kernel_ends)
-        done = i > last
-        if done.any():  # what is left of the stream has nothing next to it
-            at, kept = rows[done], ~done
-            result[at] = now[done] + work[done] / slower[at] + tail[at, j[done] + 1]
+        is_done = i > last
+        if is_done.any():  # what is left of the stream has nothing next to it
+            at, kept = rows[is_done], ~is_done
+            result[at] = now[is_done] + work[is_done] / slower[at] + tail[at, j[is_done] + 1]
             rows, i, j, now, left, work, waits = (each[kept] for each in (rows, i, j, now, left, work, waits))
     return result.reshape(count, num_draws)

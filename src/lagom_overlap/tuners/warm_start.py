@@ -1,7 +1,7 @@
-"""What a search may begin with besides its own measurements: other runs of its groups, and a table of implementations.
+"""Warm starts of a search: other runs of its groups, and a table of expected speeds of implementations.
 
-None of it is trusted: a tuner that takes a warm start measures the default all the same, and drops what its own
-measurements contradict. Where an earlier run comes from (a run folder, a simulation, a trace) does not matter here.
+Neither is trusted: a tuner that takes a warm start still measures the default, and drops what its own measurements
+contradict. Where an earlier run comes from (a run folder, a simulation, a trace) does not matter here.
 """
 
 from collections import defaultdict
@@ -18,7 +18,8 @@ from lagom_overlap.tuners.problem import Assignment, GroupProblem, Measurement
 from lagom_overlap.tuners.verdict import DEFAULT_ARM, TUNED_ARM
 
 SIMILAR_BYTES: Final = 1.25
-"""Collectives of one kind and number of ranks whose sizes differ by no more are taken for the same."""
+"""Collectives of the same kind and number of ranks count as the same up to this ratio of sizes. Chosen, not
+measured."""
 
 
 class WarmSource(StrEnum):
@@ -30,14 +31,14 @@ class WarmSource(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Earlier:
-    """A group of another run: what it was, what was measured of it, and what it ended with (None: not known)."""
+    """A group of another run, its measurements, and the assignment that it ended with (None: not known)."""
 
     problem: GroupProblem
     runs: Mapping[Assignment, tuple[Measurement, ...]] = field(default_factory=lambda: MappingProxyType({}))
     best: Assignment | None = None
 
     def is_like(self, problem: GroupProblem) -> bool:
-        """Whether its collectives are those of a group, one by one, in kind, ranks and nearly in size."""
+        """Whether its collectives match a group's one by one: equal kind and ranks, nearly equal size."""
         mine, others = self.problem.group.comms, problem.group.comms
         if len(mine) != len(others):
             return False
@@ -50,7 +51,7 @@ class Earlier:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedWay:
-    """What somebody expects of one algorithm and protocol: latency (s) and rate of the whole tensor (bytes/s)."""
+    """The expected latency (s) and rate of the whole tensor (bytes/s) of one algorithm and protocol."""
 
     latency_s: float
     bytes_per_s: float
@@ -72,16 +73,16 @@ class WarmStart:
     ways: Mapping[str, Ways] = field(default_factory=lambda: MappingProxyType({}))
 
     def first(self, problem: GroupProblem) -> Assignment | None:
-        """What an earlier group like this one ended with, of the same name if there is one; None: nothing is known."""
+        """The best assignment of an earlier group like this one, preferably of the same name; None if there is none."""
         alike = [held for held in self.earlier if held.best is not None and held.is_like(problem)]
         alike.sort(key=lambda held: held.problem.group.name != problem.group.name)
         return alike[0].best if alike else None
 
 
 def earlier_of(problem: GroupProblem, entries: Iterable[Entry]) -> Earlier:
-    """What the journal of a run says of a group of it; the best is what was faster in its verdict, if that is known.
+    """A group of a run from the run's journal; `best` is the tuned assignment if it was faster in the verdict.
 
-    Runs during a computation that was launched otherwise are left out.
+    Runs with a launch setting on the computation's side are left out.
     """
     name, runs = problem.group.name, defaultdict[Assignment, list[Measurement]](list)
     arms = defaultdict[str | None, list[float]](list)
@@ -108,14 +109,14 @@ def _is_faster(tuned_s: Sequence[float], default_s: Sequence[float]) -> bool:
 
 
 def nearest_allowed(problem: GroupProblem, wanted: Assignment) -> Assignment | None:
-    """The allowed configurations nearest to those of an earlier run; None where one's implementation is not allowed.
+    """The allowed configurations nearest to those of an earlier run; None if an implementation is not allowed.
 
-    What equals the group's default stays, on the space or not.
+    A configuration that equals the group's default stays, even outside the space.
     """
-    found: list[CommConfig] = []
+    configs: list[CommConfig] = []
     for space, default, config in zip(problem.spaces, problem.default, wanted, strict=True):
         if config in space or config == default:
-            found.append(config)
+            configs.append(config)
             continue
         subspaces = [
             part
@@ -131,5 +132,5 @@ def nearest_allowed(problem: GroupProblem, wanted: Assignment) -> Assignment | N
         ]
         if not subspaces:
             return None
-        found.append(subspaces[0].at(subspaces[0].nearest(config)))
-    return tuple(found)
+        configs.append(subspaces[0].at(subspaces[0].nearest(config)))
+    return tuple(configs)

@@ -16,7 +16,7 @@ def are_profiles(paths: Sequence[Path]) -> bool:
 
 
 def analyze_profiles(paths: Sequence[Path]) -> NcclProfileResult:
-    """The sites of all rings, those that took the GPU longest first.
+    """The sites of all rings, longest time on the GPU first.
 
     Raises:
         TableError: if one is not a profile of this version.

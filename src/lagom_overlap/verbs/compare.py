@@ -4,9 +4,9 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
+from math import exp, isfinite, log, pi, sqrt
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Final
 
 from lagom_overlap.backends.base import Backend
@@ -31,9 +31,10 @@ from lagom_overlap.tuners.registry import (
 )
 from lagom_overlap.tuners.study import Study
 from lagom_overlap.tuners.warm_start import WarmStart
-from lagom_overlap.verbs.compare_replayed import interval_of, makespans_of, noise_of
 from lagom_overlap.verbs.warm_start import check_source, warm_start_of
 
+CONFIDENCE_SIGMAS: Final = 1.96
+"""95 % of a normal distribution lie within this many standard deviations."""
 DEFAULT_TUNERS = ("default", "fixed_min", "fixed_max", "static_cap", "autoccl", "lagom", OURS)
 REPLAYED: Final = (
     "Ratios are of recorded values, pass by pass or round by round, not of runs side by side; their intervals rest on "
@@ -98,7 +99,7 @@ def run_compare(request: CompareRequest, note: Note = lambda _: None) -> Compare
 
     Tuners run as published, unguarded. Their searches are counted; then every result, and the default, is measured in
     `pairs` shuffled rounds: `makespan_s` is the median, `speedup_over_default` the median of the paired ratios. On a
-    recording there are no rounds: see `compare_replayed`. A warm start is for the tuners that take one.
+    recording there are no rounds: see `makespans_of`. A warm start is for the tuners that take one.
 
     Ctrl-C ends it with what there is: the tuners whose search was done, times from the rounds that were complete.
 
@@ -274,3 +275,59 @@ def _iteration_times(
         comp_s += problem.group.count * outcome.comp_s
         comm_s += problem.group.count * outcome.total_comm_s
     return IterationTimes(makespan_s, comp_s, comm_s)
+
+
+def makespans_of(
+    backend: Recorded, problems: Problems, assignments: Mapping[str, Assignment], name: str
+) -> dict[Visit, float]:
+    """The iteration's makespan (s) in every visit that all groups have: a pass of the surface or a recorded round.
+
+    A replay hands out an assignment's recorded values in turn. Rounds of such values would compare the first pass of
+    one tuner with the second of another. So ratios are taken within a visit: a tuner that kept the default gets 1.
+
+    Raises:
+        BackendError: if there is none.
+    """
+    by_group = []
+    for problem in problems:
+        recorded = backend.visits(problem.group).get(assignments[problem.group.name], {})
+        by_group.append({visit: run.makespan_s for visit, run in recorded.items() if isinstance(run, Measurement)})
+    common = [visit for visit in by_group[0] if all(visit in makespans for makespans in by_group)]
+    if not common:
+        raise BackendError(f"what {name or 'default'!r} ended with is not in the recording")
+    counts = [problem.group.count for problem in problems]
+    return {
+        visit: sum(count * makespans[visit] for count, makespans in zip(counts, by_group, strict=True))
+        for visit in common
+    }
+
+
+def noise_of(backend: Recorded, problems: Problems) -> float | None:
+    """Sigma of a makespan's logarithm from visit to visit; None if nothing was recorded twice.
+
+    A few passes say little about one assignment, so the scatter of all assignments is pooled:
+
+        sigma^2 = sum (ln z_ak - mean_k ln z_ak)^2 / sum (n_a - 1)    z_ak: makespan of assignment a in its k-th visit
+
+    This assumes normal noise, equal in all assignments. The search saw these values too, so luck flatters its choice.
+    """
+    squares, num_free = 0.0, 0
+    for problem in problems:
+        for recorded in backend.visits(problem.group).values():
+            runs = [run for run in recorded.values() if isinstance(run, Measurement) and run.makespan_s > 0]
+            if runs:
+                logs = [log(run.makespan_s) for run in runs]
+                squares += sum((each - fmean(logs)) ** 2 for each in logs)
+                num_free += len(logs) - 1
+    return sqrt(squares / num_free) if num_free else None
+
+
+def interval_of(ratio: float, num_visits: int, sigma: float) -> tuple[float, float]:
+    """The 95 % interval of the true ratio, given the median of `num_visits` ratios.
+
+    The logarithm of the median lies within 1.96 sigma sqrt(2 v / n) of the true one; v is 1 for the mean of two and
+    pi / 2, the asymptotic variance of a normal median, for more.
+    """
+    factor = 1.0 if num_visits <= 2 else pi / 2
+    reach = exp(CONFIDENCE_SIGMAS * sigma * sqrt(2 * factor / num_visits))
+    return ratio / reach, ratio * reach

@@ -81,7 +81,7 @@ class ExportRequest:
 
 @dataclass(frozen=True, slots=True)
 class ExportSource:
-    """What is deployed of a run, and what to know with it."""
+    """What is deployed of a run, and its caveats."""
 
     deployment: Deployment
     notes: tuple[str, ...]

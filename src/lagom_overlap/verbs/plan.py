@@ -14,10 +14,11 @@ from lagom_overlap.planners.base import Plan
 from lagom_overlap.planners.carriers import SETTINGS_PLANNERS, Carrier
 from lagom_overlap.planners.deadline import SearchBudget, ended_by_ctrl_c
 from lagom_overlap.planners.effects import MIN_GAIN
-from lagom_overlap.planners.megatron.flags import MegatronFlags
-from lagom_overlap.planners.megatron.planner import Megatron
+from lagom_overlap.planners.fsdp2 import memory_limit_bytes
+from lagom_overlap.planners.megatron.settings import MegatronSettings
 from lagom_overlap.planners.memory import refuse_beyond
 from lagom_overlap.planners.simulated import NO_CONFIGS, SimulatedPlan, Simulation, simulated
+from lagom_overlap.planners.times import ModelTimes
 from lagom_overlap.record import package_versions
 from lagom_overlap.report.plan.page import render_plan
 from lagom_overlap.results.plan import (
@@ -30,14 +31,14 @@ from lagom_overlap.results.plan import (
     PlanResult,
 )
 from lagom_overlap.results.plan_decisions import decisions_of
-from lagom_overlap.sim.what_if import AskedChange, GainEstimate, interval_text, what_if
+from lagom_overlap.sim.what_if import AskedChange, GainEstimate, WhatIf, interval_text, what_if
 from lagom_overlap.trace.chrome_writer import chrome_trace
 from lagom_overlap.units import format_memory, format_seconds
 from lagom_overlap.verbs.plan_carrier import Carried, carried, nobody
 from lagom_overlap.verbs.plan_file import check_plan, check_plan_file, plan_toml, read_plan
 from lagom_overlap.verbs.plan_fsdp2 import fsdp2_lines
-from lagom_overlap.verbs.plan_megatron import megatron_files, megatron_lines, megatron_plan, pipeline_lines
-from lagom_overlap.verbs.plan_problem import OURS, WHOLE, Check, PlanInput
+from lagom_overlap.verbs.plan_megatron import megatron_files, megatron_lines, megatron_plan
+from lagom_overlap.verbs.plan_problem import ONE_STAGE, OURS, WHOLE, Check, PlanInput
 from lagom_overlap.verbs.plan_run import executed
 from lagom_overlap.verbs.simulate_what_if import spent_of
 from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
@@ -69,7 +70,8 @@ class PlanRequest:
 class Planned:
     """A plan, the step simulated before and after it, and the seconds that it took.
 
-    `interrupted`: the user ended the search. `megatron` is what Megatron-LM's switches bring, of a plan of those.
+    `interrupted`: the user ended the search. `megatron` is what Megatron-LM's switches do to the whole iteration, of a
+    plan of those, and `gain` what they gain together (None: told by the timelines).
     """
 
     plan: Plan
@@ -78,6 +80,7 @@ class Planned:
     solve_s: float
     interrupted: bool = False
     megatron: MegatronEffects | None = None
+    gain: WhatIf | None = None
 
 
 def planned(given: PlanInput, planner: str, *, on_progress: Callable[[Any], None] | None = None) -> Planned:
@@ -116,6 +119,11 @@ def judged(given: PlanInput, plan: Plan, solve_s: float) -> Planned:
     return Planned(plan=plan, before=before, after=after, solve_s=solve_s)
 
 
+def _is_one_stage(given: PlanInput, found: Planned) -> bool:
+    """Whether the figures are of one micro-batch through the first stage, not of the whole iteration."""
+    return given.problem.pipeline > 1 and found.megatron is None
+
+
 def own_order(given: PlanInput) -> str:
     """What a plan is compared with, in words."""
     framework = given.problem.framework
@@ -148,12 +156,12 @@ def offered(given: PlanInput, found: Planned, *, is_run: bool = False) -> Planne
         rewrites=(),
         iteration=given.issued,
         is_optimal=False,
-        notes=(said, *(pipeline_lines(found.megatron) if found.megatron is not None else ())),
+        notes=(said,),
         configs=NO_CONFIGS,
         settings=None,
         effects=(),
     )
-    return replace(found, plan=kept, after=before, megatron=None)
+    return replace(found, plan=kept, after=before)
 
 
 def check_request(request: PlanRequest) -> None:
@@ -203,8 +211,8 @@ def run_plan(given: PlanInput, request: PlanRequest) -> PlanResult:
     if request.apply is not None:
         carrier = check_plan_file(request.apply)
         read = read_plan(request.apply, given.problem, given.num_ranks)
-        flags = read.settings if isinstance(read.settings, MegatronFlags) else None
-        found = judged(given, read, 0.0) if flags is None else _megatron(given, flags)
+        wanted = read.settings if isinstance(read.settings, MegatronSettings) else None
+        found = judged(given, read, 0.0) if wanted is None else _megatron(given, wanted)
     else:
         asked = carried(given, carrier=request.carrier, planner=request.planner)
         carrier, is_named = asked.carrier, (request.planner or given.planner) is not None
@@ -217,7 +225,7 @@ def run_plan(given: PlanInput, request: PlanRequest) -> PlanResult:
             found = _against_torch(given, found, may_replace=not is_named)
     if request.execute and given.problem.is_blocking and carrier is not Carrier.FSDP2:
         raise JobError("--execute: FSDP2 issues this step and takes settings, no rewrites: plan it with --for fsdp2")
-    names = (*_FILES, *megatron_files(given.problem, found.plan.settings, found.megatron))
+    names = (*_FILES, *megatron_files(given.step, found.megatron))
     files = () if request.out is None else tuple(request.out / name for name in names)
     result = plan_result(given, found, carrier=carrier, files=files)
     is_unchanged = carrier is Carrier.FSDP2 and found.plan.settings is None
@@ -237,7 +245,7 @@ def run_plan(given: PlanInput, request: PlanRequest) -> PlanResult:
 def _found(given: PlanInput, asked: Carried, request: PlanRequest) -> Planned:
     """The plan that is offered for a carrier."""
     if asked.carrier is Carrier.MEGATRON:
-        return offered(given, _megatron(given, _wanted(given)))
+        return _megatron(given, None)
     return offered(given, planned(given, asked.planner, on_progress=request.on_progress), is_run=request.execute)
 
 
@@ -284,34 +292,35 @@ def _noted(found: Planned, note: str) -> Planned:
     return replace(found, plan=replace(found.plan, notes=(*found.plan.notes, note)))
 
 
-def _wanted(given: PlanInput) -> MegatronFlags | None:
-    """The switches that the job's options name; None if it names none, and then they are chosen."""
-    if not given.options:
-        return None
-    planner = make_planner(SETTINGS_PLANNERS[Carrier.MEGATRON], given.options)
-    assert isinstance(planner, Megatron)
-    return planner.flags
-
-
-def _megatron(given: PlanInput, wanted: MegatronFlags | None) -> Planned:
-    """Megatron-LM's switches: those given, or those that pay.
+def _megatron(given: PlanInput, wanted: MegatronSettings | None) -> Planned:
+    """Megatron-LM's switches: those wanted, or those that pay.
 
     Raises:
-        JobError: if sequence parallelism is wanted of a step that has none and cannot be made with it.
+        JobError: if there is no whole iteration to judge them by, or the wanted ones do not suit the job or its memory.
     """
     start = time.monotonic()
-    is_asked = wanted is None or wanted.sequence_parallel
-    sequence = given.sequence() if given.sequence is not None and is_asked else None
-    if wanted is not None and wanted.sequence_parallel and sequence is None and not given.has_sequence:
+    if given.options:
         raise JobError(
-            "megatron.sequence_parallel: this step cannot be predicted with sequence parallelism; that needs a named "
-            "model with tensor parallelism, and times of the cost model"
+            f"[plan] options: {', '.join(given.options)}: switches of Megatron-LM are keys of [parallel], which "
+            "`lagom simulate` predicts; `lagom compare --planners megatron` takes the options"
         )
-    made = megatron_plan(given.problem, given.num_ranks, pipeline=given.pipeline, sequence=sequence, wanted=wanted)
-    before = simulated(given.problem, given.issued)
-    refuse_beyond("the plan", made.step.peak_bytes, given.problem.memory_limit_bytes)
-    seconds = time.monotonic() - start
-    return Planned(plan=made.plan, before=before, after=made.step, solve_s=seconds, megatron=made.effects)
+    if given.step is None or not isinstance(given.problem.times, ModelTimes):
+        raise JobError(
+            "for megatron: switches are judged by the whole iteration of a named model (`lagom simulate`) under the "
+            "cost model; times of a trace or of ranks say nothing of another schedule"
+        )
+    made = megatron_plan(given.step, given.problem, wanted)
+    refuse_beyond("the plan", made.after.peak_bytes, given.problem.memory_limit_bytes)
+    if wanted is not None:
+        refuse_beyond("the plan", made.after.peak_bytes, given.problem.cluster.gpu.memory_bytes)
+    return Planned(
+        plan=made.plan,
+        before=made.before,
+        after=made.after,
+        solve_s=time.monotonic() - start,
+        megatron=made.effects,
+        gain=made.gain,
+    )
 
 
 def plan_result(given: PlanInput, found: Planned, *, carrier: Carrier | None, files: tuple[Path, ...]) -> PlanResult:
@@ -322,14 +331,14 @@ def plan_result(given: PlanInput, found: Planned, *, carrier: Carrier | None, fi
         num_ranks=given.num_ranks,
         planner=plan.planner,
         carrier=carrier,
-        baseline=own_order(given),
+        baseline=own_order(given) if megatron is None else megatron.baseline,
         simulation=after.simulation,
         num_ops=len(given.problem.iteration.ops),
         num_comms=len(given.problem.iteration.comms),
         iteration_s=PlannedIteration(before=before.makespan_s, after=after.makespan_s, lower_bound=plan.lower_bound_s),
         exposed_comm_s=BeforeAfter(before=before.exposed_s, after=after.exposed_s),
         peak_memory_bytes=PeakMemory(
-            before=before.peak_bytes, after=after.peak_bytes, limit=given.problem.memory_limit_bytes
+            before=before.peak_bytes, after=after.peak_bytes, limit=_limit_bytes(given, found)
         ),
         is_optimal=plan.is_optimal,
         decisions=decisions_of(given.problem.iteration, plan) if plan.rewrites else (),
@@ -340,6 +349,7 @@ def plan_result(given: PlanInput, found: Planned, *, carrier: Carrier | None, fi
         advice=_advice(plan, megatron),
         notes=(
             *given.notes,
+            *((ONE_STAGE.format(stages=given.problem.pipeline),) if _is_one_stage(given, found) else ()),
             *(() if given.is_on_cores else beyond_note(before.peak_bytes, given.problem.cluster.gpu)),
             *plan.notes,
             *_how_sure(found),
@@ -350,11 +360,23 @@ def plan_result(given: PlanInput, found: Planned, *, carrier: Carrier | None, fi
     )
 
 
+def _limit_bytes(given: PlanInput, found: Planned) -> int | None:
+    """The most that the plan may hold: of switches and settings without a limit the GPU's, or what of it is usable."""
+    limit, gpu = given.problem.memory_limit_bytes, given.problem.cluster.gpu.memory_bytes
+    if found.megatron is not None:
+        return gpu if limit is None else min(limit, gpu)
+    return memory_limit_bytes(given.problem) if found.plan.planner == SETTINGS_PLANNERS[Carrier.FSDP2] else limit
+
+
 def _how_sure(found: Planned) -> tuple[str, ...]:
     """How far the model's own error may move a gain that was simulated with contention, as `lagom simulate` says it."""
     if found.plan.changes_nothing or found.after.simulation is not Simulation.CONTENTION:
         return ()
-    gain = what_if(AskedChange("the plan", ""), spent_of(found.before.timeline), spent_of(found.after.timeline))
+    gain = found.gain or what_if(
+        AskedChange("the plan", ""), spent_of(found.before.timeline), spent_of(found.after.timeline)
+    )
+    if not gain.gain_s:  # the step as it was
+        return ()
     none = "" if gain.verdict is GainEstimate.GAIN else ", so that it may be none"
     return (f"By the model's own error (docs/accuracy.md) the gain is {interval_text(gain)} of the step{none}.",)
 
@@ -403,7 +425,7 @@ def _write(folder: RunFolder, given: PlanInput, request: PlanRequest, result: Pl
             ),
             "report.html": lambda: render_plan(result).encode(),
             "timeline.json": lambda: chrome_trace(shown),
-            **megatron_files(given.problem, step.plan.settings, result.megatron),
+            **megatron_files(given.step, result.megatron),
         },
     )
 

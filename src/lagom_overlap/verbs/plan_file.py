@@ -15,7 +15,7 @@ from lagom_overlap.errors import JobError
 from lagom_overlap.planners.base import Plan, PlanProblem
 from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.planners.framework import FSDP2, framework_of
-from lagom_overlap.planners.megatron.flags import MegatronFlags
+from lagom_overlap.planners.megatron.settings import MegatronSettings
 from lagom_overlap.planners.schedule import lower_bound, task_graph
 from lagom_overlap.record import read_regular
 from lagom_overlap.toml_tables import parse_toml
@@ -44,7 +44,7 @@ _FSDP2_HEAD: Final = """\
 # Predict it: lagom plan JOB --apply plan.toml
 """
 _MEGATRON_HEAD: Final = """\
-# A plan of `lagom plan` for Megatron-LM. It may be edited.
+# A plan of `lagom plan` for Megatron-LM: keys of the job's [parallel]. It may be edited.
 # Apply it in the job: megatron_args.sh sets the switches and the environment, tp_comm_overlap.yaml is for them.
 # Predict it: lagom plan JOB --apply plan.toml
 """
@@ -64,7 +64,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     plan: _Head
     rewrite: tuple[RewriteTable, ...] = ()
     fsdp2: Fsdp2Settings | None = None
-    megatron: MegatronFlags | None = None
+    megatron: MegatronSettings | None = None
 
 
 def plan_toml(
@@ -97,7 +97,7 @@ def rewrites_toml(
     return (_GRAPH_HEAD + tomli_w.dumps({"plan": _without_nulls(head), "rewrite": tables})).encode()
 
 
-def _without_nulls(head: _Head | Fsdp2Settings | MegatronFlags) -> dict[str, object]:
+def _without_nulls(head: _Head | Fsdp2Settings | MegatronSettings) -> dict[str, object]:
     """TOML has none."""
     return {key: value for key, value in msgspec.to_builtins(head).items() if value is not None}
 
@@ -143,8 +143,11 @@ def read_plan(path: Path, problem: PlanProblem, num_ranks: int) -> Plan:
     rewrites, iteration = _applied(path, held, problem.iteration, num_ranks)
     if held.fsdp2 is not None:
         iteration = reissued(problem.iteration, problem.unplanned, held.fsdp2)
-    graph = task_graph(problem)
-    bound_s = graph.seconds(lower_bound(graph))
+    if held.megatron is not None:  # of a whole iteration there is no bound
+        bound_s = None
+    else:
+        graph = task_graph(problem)
+        bound_s = graph.seconds(lower_bound(graph))
     return Plan(
         planner=held.plan.planner,
         rewrites=rewrites,

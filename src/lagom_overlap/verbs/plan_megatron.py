@@ -1,330 +1,280 @@
-"""`lagom plan --for megatron`: Megatron-LM's switches as a plan, and what each is predicted to bring on this job."""
+"""`lagom plan --for megatron`: Megatron-LM's overlap switches for a job, each judged by `lagom simulate`'s iteration.
 
-from collections.abc import Mapping, Sequence
+A switch is a change of the job's `[parallel]`; the iteration with it is that of the job with the key typed by hand, all
+micro-batches and stages, under contention, refused where a stage does not fit its GPU.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
-from lagom_overlap.collective import CollectiveKind, CommConfig
-from lagom_overlap.errors import JobError
+from lagom_overlap.errors import JobError, LagomError
 from lagom_overlap.export.tp_overlap import TP_OVERLAP_FILE, tp_overlap_yaml
 from lagom_overlap.jobfile.step import JobStep
 from lagom_overlap.planners.base import Plan, PlanProblem
 from lagom_overlap.planners.carriers import SETTINGS_PLANNERS, Carrier
 from lagom_overlap.planners.deadline import Deadline
-from lagom_overlap.planners.effects import MIN_GAIN, SwitchAdvice
-from lagom_overlap.planners.megatron.advice import (
-    Scale,
-    Trials,
-    advise,
-    best_bucket,
-    recommended,
-    scale_of,
-    without_overlap_s,
-    worthwhile,
+from lagom_overlap.planners.megatron.search import (
+    Found,
+    Judge,
+    Judged,
+    SwitchContext,
+    SwitchEffect,
+    Verdict,
+    changed,
+    search,
+    taken,
 )
-from lagom_overlap.planners.megatron.flags import MegatronFlags, TensorOverlap
-from lagom_overlap.planners.megatron.pipeline import SlotSeconds
-from lagom_overlap.planners.megatron.pipeline_advice import PipelineAdvice, check_micro_batches, pipeline_advice
-from lagom_overlap.planners.megatron.pipeline_group import ChunkComms
-from lagom_overlap.planners.megatron.planner import Megatron
-from lagom_overlap.planners.megatron.userbuffers import contended
-from lagom_overlap.planners.schedule import lower_bound, task_graph
-from lagom_overlap.planners.simulated import NO_CONFIGS, SimulatedPlan, simulated
-from lagom_overlap.planners.times import ModelTimes
-from lagom_overlap.results.plan import MegatronEffects, PipelineEffects
-from lagom_overlap.sim.framework import FrameworkModel
-from lagom_overlap.sim.what_if import percent_text
-from lagom_overlap.units import format_seconds
-from lagom_overlap.workload import CommOp, Iteration, Phase
-from lagom_overlap.workload.gathers import parameter_gathers
-from lagom_overlap.workload.step.framework_file import framework_file, framework_names
-from lagom_overlap.workload.step.groups import DATA, PIPELINE
-from lagom_overlap.workload.step.switches import can_overlap_experts, has_switch
+from lagom_overlap.planners.megatron.settings import (
+    OVERLAP_EXPERTS,
+    MegatronSettings,
+    arguments,
+    differing_keys,
+    environment,
+    not_modelled,
+)
+from lagom_overlap.planners.simulated import SimulatedPlan, Simulation
+from lagom_overlap.results.plan import MegatronEffects
+from lagom_overlap.sim.training import training_timeline
+from lagom_overlap.sim.what_if import AskedChange, WhatIf, percent_text, what_if
+from lagom_overlap.units import format_memory, format_seconds
+from lagom_overlap.verbs.simulate_what_if import spent
+from lagom_overlap.workload.parallel import ParallelLayout, PipelineSchedule
+from lagom_overlap.workload.parallel.check import check_model
+from lagom_overlap.workload.step.switches import has_switch
 
 ARGUMENTS_FILE: Final = "megatron_args.sh"
-EXPERTS_SWITCH: Final = "--overlap-moe-expert-parallel-comm"
 UNTRIED: Final = (
-    "The planning budget ended before every switch was tried: one without a figure is Megatron's usual recommendation, "
-    "not a prediction. [plan] budget_s allows more."
+    "The planning budget ended before every switch was tried: those without a figure keep the job's value. "
+    "[plan] budget_s allows more."
 )
-_BLACKWELL: Final = ("b200", "gb200", "b300", "gb300")
-
-
-def _lacks_combined_schedule(title: str | None) -> bool:
-    """Whether a framework, by what people call it, cannot run experts' exchanges behind another micro-batch."""
-    named = (name for name in framework_names() if title is not None and framework_file(name).title == title)
-    return any(not has_switch(name, "overlap_experts") for name in named)
-
-
-def pipeline_effects(job: JobStep, times: ModelTimes) -> PipelineEffects | None:
-    """What interleaving and overlapped transfers bring, and whether micro-batches are enough; None: no pipeline."""
-    layout = job.layout
-    if layout.pipeline == 1:
-        return None
-    seconds = _slot_seconds(job, times)
-    switches: tuple[PipelineAdvice, ...] = ()
-    if not layout.pipeline_layout:  # its switches say how many layers each chunk has
-        each = job.model.num_layers // layout.pipeline
-        switches = pipeline_advice(layout, seconds, each, _stage_comms(job, times))
-    switches += _expert_advice(job)
-    return PipelineEffects(slot=seconds, check=check_micro_batches(layout, seconds), switches=switches)
-
-
-def _expert_advice(job: JobStep) -> tuple[PipelineAdvice, ...]:
-    """What it brings all stages together that all-to-alls run behind another micro-batch; nothing where they cannot."""
-    if not (has_switch(job.rules.name, "overlap_experts") and can_overlap_experts(job.layout)):
-        return ()
-    without, overlapped = (replace(job, layout=replace(job.layout, overlap_experts=each)) for each in (False, True))
-    if not overlapped.fits:
-        return ()
-    without_s, with_s = (each.times.iteration_s for each in (without, overlapped))
-    return (PipelineAdvice(switch=EXPERTS_SWITCH, without_s=without_s, with_s=with_s),)
-
-
-def _slot_seconds(job: JobStep, times: ModelTimes) -> SlotSeconds:
-    """One micro-batch through the first stage, operators one after the other; sending to the next one."""
-    spent = dict.fromkeys(Phase, 0.0)
-    transfer_s = 0.0
-    for op in job.issued.iteration.ops:
-        if isinstance(op, CommOp) and op.communicator == PIPELINE:
-            transfer_s = times.seconds(op)
-        elif op.origin.phase is not None and not (isinstance(op, CommOp) and op.communicator in DATA):
-            spent[op.origin.phase] += times.seconds(op)
-    forward_s = spent[Phase.FORWARD] + spent[Phase.LOSS]
-    backward_s = spent[Phase.BACKWARD] + spent[Phase.WEIGHT_GRAD] + spent[Phase.RECOMPUTE]
-    return SlotSeconds(forward_s=forward_s, backward_s=backward_s, transfer_s=transfer_s)
-
-
-def _stage_comms(job: JobStep, times: ModelTimes) -> ChunkComms:
-    """A stage's parameters gathered and its gradients reduced over the data-parallel ranks, one after the other."""
-    held = [op for op in job.issued.iteration.comms if op.communicator in DATA]
-    gathers = [op for op in held if op.collective.kind is CollectiveKind.ALL_GATHER]
-    gather_s = sum(times.seconds(op) for op in gathers)
-    return ChunkComms(gather_s=gather_s, reduce_s=sum(times.seconds(op) for op in held) - gather_s)
+NOTHING_GAINS: Final = "No switch gains: the job's own are advised, and the argument file says them."
+PLAIN_PIPELINE: Final = (
+    f"All-to-alls behind another micro-batch ({OVERLAP_EXPERTS}) are not asked: in a pipeline Megatron-LM has that "
+    'with virtual stages only (parallel.schedule = "interleaved").'
+)
+_JUDGING_STEPS: Final = 150
+"""Per operator, of an iteration with other switches: what `OPERATOR_STEPS` is for a graph."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MegatronPlan:
-    """A plan of switches, the step simulated with them, and what each brings."""
+    """A plan of switches, the iteration before and after, the gain, and what each switch does."""
 
     plan: Plan
-    step: SimulatedPlan
+    before: SimulatedPlan
+    after: SimulatedPlan
+    gain: WhatIf
     effects: MegatronEffects
 
 
-def megatron_plan(
-    problem: PlanProblem,
-    num_gpus: int,
-    *,
-    pipeline: PipelineEffects | None = None,
-    sequence: PlanProblem | None = None,
-    wanted: MegatronFlags | None = None,
-) -> MegatronPlan:
-    """Of the switches recommended for the scale those that pay on this step, each predicted with the others applied.
+def with_layout(job: JobStep, layout: ParallelLayout) -> JobStep | None:
+    """The job with another layout, checked as a job file is; None where it cannot be built."""
+    try:
+        check_model(job.model, layout, job.seq_len)
+    except JobError:
+        return None
+    return replace(job, layout=layout)
 
-    `sequence` is the same job's step with sequence parallelism, where it has none. `wanted` are switches to take as
-    they are. What the problem's budget leaves untried is said in the plan's notes.
+
+def _judge(job: JobStep, limit_bytes: int | None, deadline: Deadline, num_ops: int) -> Judge:
+    """Judges layouts by the job's whole iteration; the job's own fits."""
+
+    def judge(layout: ParallelLayout) -> Judged | None:
+        other = job if layout == job.layout else with_layout(job, layout)
+        if other is None:
+            return None
+        if other is not job and not (other.fits and (limit_bytes is None or other.most_bytes <= limit_bytes)):
+            return Judged(spent=None, memory_bytes=other.most_bytes)
+        deadline.spend(_JUDGING_STEPS * num_ops)
+        try:
+            return Judged(spent=spent(other.times), memory_bytes=other.most_bytes)
+        except LagomError:
+            return None
+
+    return judge
+
+
+def megatron_plan(job: JobStep, problem: PlanProblem, wanted: MegatronSettings | None = None) -> MegatronPlan:
+    """The switches that pay on the whole iteration, each predicted with the others applied.
+
+    `wanted` are taken as they are. What the problem's budget leaves untried is said in the plan's notes.
 
     Raises:
-        JobError: if the switches exclude each other on this step.
+        JobError: if the wanted switches exclude each other on this job, or do not fit the memory.
     """
-    price = problem.times.price if isinstance(problem.times, ModelTimes) else None
-    deadline, scale = problem.deadline(), scale_of(num_gpus)
-    if wanted is None:
-        found = _searched(problem, sequence, scale, price, deadline)
-        flags = _of_all_stages(found.flags, pipeline)
-    else:
-        found, flags = _taken(problem, sequence, _of_one_stage(problem, wanted), price, deadline), wanted
-    trials, of_step = found.trials, _of_one_stage(problem, flags)
-    problem = trials.problem
-    switches = (*found.more, *advise(trials, of_step))
-    step, iteration, configs = _simulated(problem, of_step, price)
-    effects = MegatronEffects(
-        scale=str(scale),
-        num_gpus=num_gpus,
-        is_contended=price is not None,
-        arguments=flags.arguments(),
-        environment=flags.environment(
-            has_tensor=any(op.communicator.startswith(("tp", "tensor")) for op in problem.iteration.comms),
-            is_blackwell=problem.cluster.gpu.name.lower().startswith(_BLACKWELL),
-        ),
-        step_s=step.makespan_s,
-        without_overlap_s=without_overlap_s(trials, of_step),
-        switches=switches,
-        not_advised=found.dropped,
-        pipeline=pipeline,
+    deadline = problem.deadline()
+    found = found_switches(
+        job,
+        deadline,
+        limit_bytes=problem.memory_limit_bytes,
+        num_ops=len(problem.iteration.ops),
+        wanted=None if wanted is None else wanted.applied(job.layout),
     )
-    graph = task_graph(problem)
+    advised = job if found.layout == job.layout else with_layout(job, found.layout)
+    if advised is None:
+        check_model(job.model, found.layout, job.seq_len)
+    assert advised is not None
+    before, after = simulated_iteration(job), simulated_iteration(advised)
+    gain = what_if(AskedChange("the plan", ""), spent(job.times), spent(advised.times))
     plan = Plan(
         planner=SETTINGS_PLANNERS[Carrier.MEGATRON],
         rewrites=(),
-        iteration=iteration,
-        lower_bound_s=graph.seconds(lower_bound(graph)),
-        configs=configs,
-        settings=flags,
-        notes=(*((UNTRIED,) if found.was_cut else ()), *_not_carried(flags), *deadline.remarks()),
+        iteration=problem.unplanned,
+        lower_bound_s=None,
+        settings=MegatronSettings.of(found.layout),
+        notes=(
+            *((NOTHING_GAINS,) if found.layout == job.layout else ()),
+            *((UNTRIED,) if found.was_cut else ()),
+            *_plain_pipeline(advised),
+            *deadline.remarks(),
+        ),
     )
-    return MegatronPlan(plan=plan, step=step, effects=effects)
+    effects = _effects(job, advised, found)
+    return MegatronPlan(plan=plan, before=before, after=after, gain=gain, effects=effects)
 
 
-def _not_carried(flags: MegatronFlags) -> tuple[str, ...]:
-    if flags.tensor_overlap is not TensorOverlap.NONE:
-        return ()
-    return (
-        "tensor_overlap none is a baseline: Megatron-LM 0.17 and later have no switch for it, "
-        "up to 0.16 it was --no-async-tensor-model-parallel-allreduce",
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
-    """Switches for the step of `trials`, what sequence parallelism brings to them, and what was dropped."""
-
-    trials: Trials
-    flags: MegatronFlags
-    more: tuple[SwitchAdvice, ...] = ()
-    dropped: tuple[SwitchAdvice, ...] = ()
-    was_cut: bool = False
-
-
-def _searched(
-    problem: PlanProblem, sequence: PlanProblem | None, scale: Scale, price: FrameworkModel | None, deadline: Deadline
-) -> _Found:
-    """The switches that pay, on the step with sequence parallelism if that pays; half of the budget for each."""
-    first = deadline if sequence is None else deadline.within(0.5 * deadline.left_s)
-    plain = _chosen(Trials(problem, price, first), scale)
-    if sequence is None or deadline.left_s <= 0:
-        return replace(plain, was_cut=plain.trials.was_cut or sequence is not None)
-    other = _chosen(Trials(sequence, price, deadline), scale)
-    gained = _sequence_advice(plain.trials.step_s(plain.flags), other.trials.step_s(other.flags))
-    was_cut = plain.trials.was_cut or other.trials.was_cut
-    if gained.gain > MIN_GAIN:
-        return replace(other, flags=replace(other.flags, sequence_parallel=True), more=(gained,), was_cut=was_cut)
-    return replace(plain, dropped=(*plain.dropped, gained), was_cut=was_cut)
-
-
-def _taken(
-    problem: PlanProblem,
-    sequence: PlanProblem | None,
-    wanted: MegatronFlags,
-    price: FrameworkModel | None,
+def found_switches(
+    job: JobStep,
     deadline: Deadline,
-) -> _Found:
-    """These switches, on the step that they mean."""
-    if sequence is None or not wanted.sequence_parallel:
-        return _Found(trials=Trials(problem, price, deadline), flags=wanted)
-    trials = Trials(sequence, price, deadline)
-    if wanted.tensor_overlap is TensorOverlap.PIPELINED:  # there is no such step without
-        return _Found(trials=trials, flags=wanted)
-    without_s = Trials(problem, price, deadline).step_s(wanted)
-    return _Found(trials=trials, flags=wanted, more=(_sequence_advice(without_s, trials.step_s(wanted)),))
+    *,
+    limit_bytes: int | None = None,
+    num_ops: int = 0,
+    wanted: ParallelLayout | None = None,
+) -> Found:
+    """The switches that pay, or the wanted ones, and what each does to the job's iteration.
+
+    `num_ops` is the work of a simulation, where the deadline counts work.
+    """
+    judge = _judge(job, limit_bytes, deadline, num_ops)
+    context = SwitchContext(model=job.model, rules=job.rules, precision=job.precision, gpu=job.cluster.gpu)
+
+    def may_try() -> bool:
+        return deadline.left_s > 0
+
+    if wanted is None:
+        return search(job.layout, context, judge, may_try)
+    return taken(job.layout, wanted, context, judge, may_try)
 
 
-def _sequence_advice(without_s: float, with_s: float) -> SwitchAdvice:
-    return SwitchAdvice(switch="--sequence-parallel", without_s=without_s, with_s=with_s)
-
-
-def _chosen(trials: Trials, scale: Scale) -> _Found:
-    """The switches that pay, and those that do not."""
-    problem = trials.problem
-    phases = {op.name: op.origin.phase for op in problem.iteration.comms}
-    sharded = any(phases[buffer.maker] is Phase.BACKWARD for buffer in parameter_gathers(problem.iteration))
-    exchanges = any(op.collective.kind is CollectiveKind.ALL_TO_ALL for op in problem.iteration.comms)
-    wanted = recommended(scale, fully_sharded=sharded)
-    if exchanges and not _lacks_combined_schedule(problem.framework):
-        wanted = _with_experts(problem, recommended(scale, has_experts=True, fully_sharded=sharded), wanted)
-    flags, dropped = worthwhile(trials, wanted)
-    flags, sizes = best_bucket(trials, flags)
-    return _Found(trials=trials, flags=flags, dropped=(*dropped, *sizes))
-
-
-def _of_one_stage(problem: PlanProblem, flags: MegatronFlags) -> MegatronFlags:
-    """Without what the one micro-batch that stands for a pipeline's stage cannot show."""
-    return flags if problem.pipeline == 1 else replace(flags, overlap_experts=False, delay_weight_grad=False)
-
-
-def _of_all_stages(flags: MegatronFlags, pipeline: PipelineEffects | None) -> MegatronFlags:
-    """With the interleaved schedule where that shortens the pipeline most, and enough; with overlapped experts, too."""
-    found = () if pipeline is None else pipeline.switches
-    if any(one.switch == EXPERTS_SWITCH and one.gain > MIN_GAIN for one in found):
-        flags = replace(flags, overlap_experts=True)
-    interleaving = [one for one in found if one.virtual_layers is not None and one.group is None]
-    best = max(interleaving, key=lambda one: one.gain, default=None)
-    if best is None or best.gain <= MIN_GAIN:
-        return flags
-    groups = (one for one in found if one.group is not None and one.virtual_layers == best.virtual_layers)
-    group = next((one.group for one in groups if one.gain > MIN_GAIN), None)
-    return replace(
-        flags, interleaved=True, overlap_p2p=True, virtual_layers=best.virtual_layers, micro_batch_group=group
+def simulated_iteration(job: JobStep) -> SimulatedPlan:
+    """The job's iteration as `lagom simulate` tells it: its seconds, what shows of communication, the fullest GPU."""
+    times = job.times
+    return SimulatedPlan(
+        timeline=training_timeline(times),
+        peak_bytes=job.most_bytes,
+        simulation=Simulation.CONTENTION,
+        makespan_s=times.iteration_s,
+        exposed_s=spent(times).exposed_s,
     )
 
 
-def _simulated(
-    problem: PlanProblem, flags: MegatronFlags, price: FrameworkModel | None
-) -> tuple[SimulatedPlan, Iteration, Mapping[str, CommConfig]]:
-    """The step with the switches, its operators and the settings of its collectives."""
-    planned = Megatron(flags).plan(problem).iteration
-    plain = simulated(problem, planned)
-    if price is None:
-        return plain, planned, NO_CONFIGS
-    found = contended(problem, flags, price)
-    step = SimulatedPlan(timeline=found.timeline, peak_bytes=plain.peak_bytes, simulation=plain.simulation)
-    return step, found.iteration, found.configs
+def _plain_pipeline(job: JobStep) -> tuple[str, ...]:
+    layout = job.layout
+    is_plain = layout.pipeline > 1 and layout.schedule is not PipelineSchedule.INTERLEAVED
+    asks = is_plain and layout.expert > 1 and has_switch(job.rules.name, "overlap_experts")
+    return (PLAIN_PIPELINE,) if asks else ()
 
 
-def _with_experts(problem: PlanProblem, wanted: MegatronFlags, otherwise: MegatronFlags) -> MegatronFlags:
-    """The combined schedule of experts where the step has what it needs: two micro-batches."""
-    try:
-        Megatron(wanted).plan(problem)
-    except JobError:
-        return otherwise
-    return wanted
+def by_default(job: JobStep) -> ParallelLayout:
+    """The job's layout with every overlap switch as Megatron-LM has it where a launch says nothing of it."""
+    layout, rules = job.layout, job.rules
+    found: dict[str, Any] = {
+        "overlap_tensor": False,
+        "overlap_experts": False,
+        "async_tensor": layout.tensor > 1 and not layout.sequence_parallel and has_switch(rules.name, "async_tensor"),
+    }
+    if layout.zero_stage <= 1:
+        found |= {"overlap_gradients": rules.overlaps_gradients, "overlap_parameters": False}
+        found["bucket_bytes"] = rules.default_bucket_bytes(layout, job.precision) or layout.bucket_bytes
+    if layout.schedule is PipelineSchedule.INTERLEAVED:
+        found |= {"overlap_p2p": has_switch(rules.name, "overlap_p2p"), "micro_batch_group": None}
+    other = changed(job.model, layout, found)
+    return layout if other is None else other
 
 
-def megatron_files(problem: PlanProblem, settings: object, effects: MegatronEffects | None) -> Mapping[str, bytes]:
+def _effects(job: JobStep, advised: JobStep, found: Found) -> MegatronEffects:
+    layout, framework, gpu = advised.layout, job.rules.name, job.cluster.gpu
+    plain = with_layout(job, by_default(job))
+    return MegatronEffects(
+        num_gpus=layout.num_gpus,
+        arguments=arguments(layout, job.rules, job.precision, gpu),
+        settings=MegatronSettings.of(layout),
+        changes=differing_keys(layout, job.layout),
+        environment=environment(framework, layout, gpu),
+        default_s=(job if plain is None else plain).times.iteration_s,
+        before_s=job.times.iteration_s,
+        after_s=advised.times.iteration_s,
+        switches=found.switches,
+        not_modelled=not_modelled(framework, layout, gpu),
+    )
+
+
+def megatron_files(job: JobStep | None, effects: MegatronEffects | None) -> Mapping[str, bytes]:
     """What a job of Megatron-LM reads, by file name; nothing for another plan."""
-    if effects is None or not isinstance(settings, MegatronFlags):
+    if effects is None:
         return {}
-    files = {}
-    arguments = list(effects.arguments)
-    if settings.tensor_overlap is TensorOverlap.PIPELINED:
-        files[TP_OVERLAP_FILE] = tp_overlap_yaml(problem, settings)
-        arguments.append(f"--tp-comm-overlap-cfg {TP_OVERLAP_FILE}")
-    exports = [f"export {name}={value}\n" for name, value in effects.environment.items()]
-    text = "".join((*exports, f'MEGATRON_OVERLAP_ARGS="{" ".join(arguments)}"\n'))
-    return {ARGUMENTS_FILE: f"# Written by lagom plan --for megatron; source it.\n{text}".encode(), **files}
-
-
-def megatron_lines(advice: MegatronEffects) -> tuple[str, ...]:
-    """The advice for a terminal and the report."""
-    how = "with contention" if advice.is_contended else "without contention"
-    found = [
-        f"advised on {advice.num_gpus} GPUs ({advice.scale}): {' '.join(advice.arguments) or 'no switch'}",
-        *(f"environment: {name}={value}" for name, value in advice.environment.items()),
-        f"step {format_seconds(advice.step_s)}, everything off {format_seconds(advice.without_overlap_s)} ({how})",
+    assert job is not None, "switches are those of a job"
+    files, words = {}, list(effects.arguments)
+    if effects.settings.overlap_tensor:
+        files[TP_OVERLAP_FILE] = tp_overlap_yaml(job.rules.name, job.cluster.gpu, job.model.hidden, job.precision)
+        words.append(f"--tp-comm-overlap-cfg {TP_OVERLAP_FILE}")
+    lines = [
+        "# Written by lagom plan --for megatron; source it, then give ${MEGATRON_OVERLAP_ARGS} to the launch.",
+        "# All that it says of overlap; what is not said is Megatron-LM's default. Predicted, not run:",
+        f"# {_iterations(effects)}",
+        *(f"# {line}" for line in _switch_lines(effects)),
+        *(f"# not modelled: {one.argument}: {one.why}" for one in effects.not_modelled),
     ]
-    found += (_line(one, advice.arguments) for one in (*advice.switches, *advice.not_advised))
-    return (*found, *pipeline_lines(advice))
+    for rule in effects.environment:
+        said = f"export {rule.variable}={rule.value}" if rule.value else f"unset {rule.variable}"
+        lines += [f"# {rule.variable}: {rule.why}", said]
+    lines.append(f'MEGATRON_OVERLAP_ARGS="{" ".join(words)}"')
+    return {ARGUMENTS_FILE: ("\n".join(lines) + "\n").encode(), **files}
 
 
-def pipeline_lines(advice: MegatronEffects) -> tuple[str, ...]:
-    """What is advised for all stages together; nothing without a pipeline."""
-    if advice.pipeline is None:
-        return ()
-    check = advice.pipeline.check
-    rule = "enough" if check.is_enough else "too few"
-    said = (
-        f"pipeline: bubble {check.bubble:.1%} of the busy time, transfers {check.transfer_share:.1%} of the "
-        f"pipeline; {check.num_micro_batches} micro-batches are {rule} (rule: {check.wanted_micro_batches})"
+def megatron_lines(effects: MegatronEffects) -> tuple[str, ...]:
+    """The advice for a terminal and the report."""
+    changes = ", ".join(f"{key} = {_toml(value)}" for key, value in effects.changes.items())
+    return (
+        f"launch on {effects.num_gpus} GPUs: {' '.join(effects.arguments) or 'no switch'}",
+        f"keys of [parallel] that change: {changes or 'none'}",
+        *(
+            f"environment: {rule.variable} {f'= {rule.value}' if rule.value else 'unset, or more than 1'}: {rule.why}"
+            for rule in effects.environment
+        ),
+        _iterations(effects),
+        *_switch_lines(effects),
+        f"not modelled (why: {ARGUMENTS_FILE}): {', '.join(one.argument for one in effects.not_modelled)}",
     )
-    return (said, *(_line(one, ()) for one in advice.pipeline.switches))
 
 
-def _line(one: SwitchAdvice | PipelineAdvice, arguments: Sequence[str]) -> str:
-    """How much longer the step is without the switch (below zero it is shorter), and why it is or is not advised."""
-    verdict = ""
-    if one.gain <= MIN_GAIN:
-        is_needed = one.switch == "--overlap-grad-reduce" and "--overlap-param-gather" in arguments
-        reason = "--overlap-param-gather needs it" if is_needed else "gains little"
-        verdict = f": {reason if one.switch in arguments else 'not advised'}"
-    return f"{percent_text(one.without_s / one.with_s - 1):>8} {one.switch}{verdict}"
+def _iterations(effects: MegatronEffects) -> str:
+    return (
+        f"whole iteration, with contention: Megatron-LM's defaults {format_seconds(effects.default_s)}, the job's "
+        f"switches {format_seconds(effects.before_s)}, advised {format_seconds(effects.after_s)}"
+    )
+
+
+def _switch_lines(effects: MegatronEffects) -> tuple[str, ...]:
+    return tuple(_line(one) for one in effects.switches)
+
+
+def _line(one: SwitchEffect) -> str:
+    """What the switch takes off the iteration (below zero it adds), and what is advised of it."""
+    gain = "" if one.share is None else percent_text(one.share)
+    said = "on" if one.advised else "off"
+    was = "" if one.advised == one.in_job else f", the job has it {'on' if one.in_job else 'off'}"
+    default = ", Megatron-LM's default" if one.by_default == one.advised else ""
+    more = ""
+    if one.verdict is Verdict.TOO_LARGE and one.memory_bytes is not None:
+        more = f" ({format_memory(one.memory_bytes)} per GPU)"
+    elif one.low is not None and one.high is not None and one.verdict is not Verdict.NEUTRAL:
+        more = f" ({percent_text(one.low)} to {percent_text(one.high)} by the model's own error)"
+    return f"{gain:>8} {one.switch}: {one.verdict}{more}; {said}{default}{was}"
+
+
+def _toml(value: bool | int | str) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else str(value)

@@ -6,8 +6,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-import msgspec
-
 from lagom_overlap.backends.gloo.programs import ProgramRanks
 from lagom_overlap.capturing.file import read_capture
 from lagom_overlap.errors import JobError, MissingDependencyError
@@ -29,17 +27,15 @@ from lagom_overlap.planners.deadline import SearchBudget
 from lagom_overlap.planners.framework import FSDP2, framework_of
 from lagom_overlap.planners.simulated import simulated
 from lagom_overlap.planners.times import ModelTimes
-from lagom_overlap.results.plan import PipelineEffects, TimesOrigin
+from lagom_overlap.results.plan import TimesOrigin
 from lagom_overlap.toml_tables import size_bytes
 from lagom_overlap.verbs.capture import captured_step
-from lagom_overlap.verbs.plan_megatron import pipeline_effects
 from lagom_overlap.verbs.plan_times import FoundTimes, TimesWish, from_model, from_ranks, from_trace, from_training
 from lagom_overlap.workload import Iteration
 from lagom_overlap.workload.issued import IssuedStep
-from lagom_overlap.workload.parallel import PipelineSchedule, StageMemory
+from lagom_overlap.workload.parallel import StageMemory
 from lagom_overlap.workload.rewrite.steps import Reorder
 from lagom_overlap.workload.step.framework_file import framework_file
-from lagom_overlap.workload.step.switches import has_switch
 
 _ANY_GPU: Final = "a40_nvlink"
 """Ranks on CPU cores are planned as if each were a GPU of this preset; its speed is not used, times are measured."""
@@ -51,12 +47,7 @@ WHOLE: Final = (
 )
 ONE_STAGE: Final = (
     "This is one micro-batch through the first of {stages} stages; how stages wait for each other is not in the plan "
-    "(see `lagom simulate`, and --planner megatron for advice on it)."
-)
-
-PLAIN_PIPELINE: Final = (
-    "All-to-alls behind another micro-batch (--overlap-moe-expert-parallel-comm) are not asked: in a pipeline "
-    'Megatron-LM has that with virtual stages only (parallel.schedule = "interleaved").'
+    "(see `lagom simulate`, and --for megatron, which judges switches by all of them)."
 )
 
 
@@ -66,10 +57,9 @@ class PlanInput:
 
     `issued` is the step as the framework runs it before any plan. `planner` and `carrier` are the job's, if it names
     any. `times` says which of the problem's times were measured (None: none). `is_on_cores`: its ranks are CPU
-    processes. `pipeline` is what several stages mean for their transfers. `sequence` makes the job's step with sequence
-    parallelism, where it has tensor parallelism without it; `has_sequence`: it has it. `ranks` run the program, if the
-    job has one and names a backend that runs it; close it. `torchs_order` is the order that PyTorch's own overlap
-    scheduler would issue, of a program's graph. `spec` is the job; a capture alone has none.
+    processes. `step` is the training step of a job with a named model, all its stages and micro-batches. `ranks` run
+    the program, if the job has one and names a backend that runs it; close it. `torchs_order` is the order that
+    PyTorch's own overlap scheduler would issue, of a program's graph. `spec` is the job; a capture alone has none.
     """
 
     name: str
@@ -85,9 +75,7 @@ class PlanInput:
     times: TimesOrigin | None = None
     is_program: bool = False
     is_on_cores: bool = False
-    pipeline: PipelineEffects | None = None
-    sequence: Callable[[], PlanProblem] | None = field(default=None, repr=False)
-    has_sequence: bool = False
+    step: JobStep | None = field(default=None, repr=False)
     ranks: ProgramRanks | None = None
     torchs_order: Callable[[], Reorder] | None = field(default=None, repr=False)
     spec: JobSpec | None = None
@@ -184,17 +172,7 @@ def _of_job(job: Job, wish: TimesWish, check: Check) -> PlanInput:
     )
     problem = replace(problem, pipeline=layout.pipeline, num_micro_batches=layout.num_micro_batches)
     problem = _as_estimated(problem, trained.memories[0])
-    notes = [] if trained.is_whole else [ONE_STAGE.format(stages=layout.pipeline)]
-    is_plain = layout.schedule is not PipelineSchedule.INTERLEAVED
-    if not trained.is_whole and is_plain and layout.expert > 1 and has_switch(trained.rules.name, "overlap_experts"):
-        notes.append(PLAIN_PIPELINE)
-    given = _input(job, problem, problem.unplanned, layout.num_gpus, found, more=tuple(notes))
-    return replace(
-        given,
-        pipeline=pipeline_effects(trained, times),
-        sequence=_with_sequence(job, problem),
-        has_sequence=layout.sequence_parallel,
-    )
+    return replace(_input(job, problem, problem.unplanned, layout.num_gpus, found), step=trained)
 
 
 def _as_estimated(problem: PlanProblem, memory: StageMemory) -> PlanProblem:
@@ -209,29 +187,6 @@ def _as_estimated(problem: PlanProblem, memory: StageMemory) -> PlanProblem:
         return replace(iteration, resident_bytes=iteration.resident_bytes + more)
 
     return replace(problem, iteration=held(problem.iteration), issued=held(problem.unplanned))
-
-
-def _with_sequence(job: Job, problem: PlanProblem) -> Callable[[], PlanProblem] | None:
-    """Makes the problem of the job with sequence parallelism.
-
-    None where tensor parallelism is not, has it already, or does not divide the sequence.
-    """
-    spec, layout = job.spec, _trained(job).layout
-    assert spec.parallel is not None
-    if layout.tensor == 1 or layout.sequence_parallel or not isinstance(problem.times, ModelTimes):
-        return None
-    parallel = replace(spec.parallel, sequence_parallel=True)
-    try:
-        other = _trained(Job(msgspec.structs.replace(spec, parallel=parallel)))
-    except JobError:
-        return None
-
-    def with_sequence() -> PlanProblem:
-        step = other.issued
-        made = replace(problem, iteration=step.iteration, issued=replace(step.issued, is_dataflow=True))
-        return _as_estimated(made, other.memories[0])
-
-    return with_sequence
 
 
 def _trained(job: Job) -> JobStep:

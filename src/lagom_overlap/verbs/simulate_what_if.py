@@ -38,7 +38,7 @@ from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
 from lagom_overlap.workload.fsdp2.visits import units_of, visits_of
 from lagom_overlap.workload.parallel import Dispatcher, ParallelLayout, PipelineSchedule
 from lagom_overlap.workload.step import changes_of
-from lagom_overlap.workload.step.rules import IssueRules, Sharding
+from lagom_overlap.workload.step.rules import Sharding
 from lagom_overlap.workload.step.switches import can_overlap_experts, dispatchers, switches
 
 CARVE_OUTS: Final = (8, 16, 24)
@@ -201,19 +201,20 @@ def _of_the_job(job: JobStep) -> Iterator[tuple[AskedChange, JobStep]]:
             yield asked, replace(job, rules=replace(job.rules, **undone))
     if layout.num_micro_batches * layout.num_chunks > _MAX_SLOTS:
         return
-    for change, line, setting, changed in _layouts(layout, job.rules):
+    for change, line, setting, changed in switched_layouts(job):
         other, key = replace(job, layout=changed), f"[parallel] {setting}"
         takes_more = other.most_bytes > (1 + _SAME_MEMORY) * job.most_bytes
         what = f"{change} ({format_memory(other.most_bytes)} per GPU)" if takes_more else change
         yield AskedChange(what, f"{line}; in the job file {key}" if line else key, key), other
 
 
-def _layouts(layout: ParallelLayout, rules: IssueRules) -> Iterator[tuple[str, str, str, ParallelLayout]]:
+def switched_layouts(job: JobStep) -> Iterator[tuple[str, str, str, ParallelLayout]]:
     """The overlap flags that are off and that the framework has, each switched on alone, on the same degrees.
 
     Each with the framework's own name for it and the job file's key.
     """
-    for key, value, change in _flags(layout):
+    layout, rules = job.layout, job.rules
+    for key, value, change in _flags(job):
         line = switches()[key].get(rules.name)
         if line is not None:
             changed: dict[str, Any] = {key: value}
@@ -226,8 +227,9 @@ def _layouts(layout: ParallelLayout, rules: IssueRules) -> Iterator[tuple[str, s
         yield _KEEPS, _KEEP_LINE, "zero_stage = 2", replace(layout, zero_stage=2)
 
 
-def _flags(layout: ParallelLayout) -> Iterator[tuple[str, bool | int, str]]:
+def _flags(job: JobStep) -> Iterator[tuple[str, bool | int, str]]:
     """Keys of switches that could do something here, the value to try, and what it does."""
+    layout = job.layout
     if layout.data > 1 and layout.zero_stage <= 1 and not (layout.overlap_gradients or layout.frozen):
         yield "overlap_gradients", True, "gradients reduced during the last backward"
     # Megatron-LM refuses it where gradients are not reduced so, too (`megatron/training/arguments.py`).
@@ -239,7 +241,7 @@ def _flags(layout: ParallelLayout) -> Iterator[tuple[str, bool | int, str]]:
         yield "async_tensor", True, "input gradients' all-reduce behind the weight gradients"
     if layout.schedule is PipelineSchedule.INTERLEAVED and not layout.overlap_p2p:
         yield "overlap_p2p", True, "pipeline transfers behind computation"
-    if can_overlap_experts(layout) and not layout.overlap_experts:
+    if can_overlap_experts(job.model, layout) and not layout.overlap_experts:
         yield "overlap_experts", True, "all-to-alls behind another micro-batch"
     if layout.zero_stage == 3 and layout.prefetch == 1:
         yield "prefetch", 2, "one more unit gathered ahead"

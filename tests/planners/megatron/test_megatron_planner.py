@@ -2,34 +2,18 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.planners.base import PlanProblem
 from lagom_overlap.planners.megatron import baselines
-from lagom_overlap.planners.megatron.advice import (
-    Scale,
-    Trials,
-    advise,
-    recommended,
-    scale_of,
-    without_overlap_s,
-    worthwhile,
-)
 from lagom_overlap.planners.megatron.flags import MegatronFlags, TensorOverlap, default_bucket_elements
-from lagom_overlap.planners.megatron.pipeline import (
-    SlotSeconds,
-    bubble_share,
-    pipeline_s,
-)
 from lagom_overlap.planners.megatron.planner import Megatron, bucket_sizes
 from lagom_overlap.planners.megatron.roles import MegatronRole, Roles
-from lagom_overlap.planners.megatron.userbuffers import Fabric, userbuffer_sms
 from lagom_overlap.planners.predict import predict
 from lagom_overlap.planners.step_index import StepIndex
 from lagom_overlap.workload import CommOp, Gemm, Iteration, MemoryBound, Op, Phase
 from lagom_overlap.workload.models import TransformerModel
-from lagom_overlap.workload.parallel import ParallelLayout, PipelineSchedule
+from lagom_overlap.workload.parallel import ParallelLayout
 from lagom_overlap.workload.step import program_step
 
 DENSE = TransformerModel(
@@ -189,10 +173,7 @@ def test_roles_tell_megatrons_mechanisms_apart() -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"overlap_p2p": True, "batch_p2p": True, "interleaved": True}, "exclude each other"),
-        ({"overlap_p2p": True}, "without interleaving forbids it"),
         ({"rs_dgrad": True}, "rs_dgrad needs tensor_overlap 'pipelined'"),
-        ({"nccl_userbuffers": True, "megatron_fsdp": True}, "double_buffer"),
         ({"bucket_elements": 0}, "bucket_elements is 0, must be at least 1"),
         ({"delay_weight_grad": True}, "delay_weight_grad needs overlap_experts"),
         ({"tensor_splits": 1}, "tensor_splits is 1, must be at least 2"),
@@ -201,158 +182,6 @@ def test_roles_tell_megatrons_mechanisms_apart() -> None:
 def test_switches_that_exclude_each_other_are_refused(flags: dict[str, bool], message: str) -> None:
     with pytest.raises(JobError, match=message):
         MegatronFlags(**flags)  # type: ignore[arg-type]
-
-
-def test_switches_are_written_as_megatron_has_them() -> None:
-    flags = MegatronFlags(tensor_overlap=TensorOverlap.PIPELINED, rs_dgrad=True, bucket_elements=7)
-    assert flags.arguments() == (
-        "--overlap-grad-reduce",
-        "--use-distributed-optimizer",
-        "--overlap-param-gather",
-        "--ddp-bucket-size 7",
-        "--tp-comm-overlap",
-        "--tp-comm-overlap-rs-dgrad",
-    )
-
-
-PARSED = {
-    "--ckpt-format": 1,
-    "--data-parallel-sharding-strategy": 1,
-    "--ddp-bucket-size": 1,
-    "--delay-wgrad-compute": 0,
-    "--fsdp-double-buffer": 0,
-    "--microbatch-group-size-per-virtual-pipeline-stage": 1,
-    "--no-overlap-p2p-communication": 0,
-    "--num-layers-per-virtual-pipeline-stage": 1,
-    "--overlap-grad-reduce": 0,
-    "--overlap-moe-expert-parallel-comm": 0,
-    "--overlap-param-gather": 0,
-    "--sequence-parallel": 0,
-    "--tp-comm-overlap": 0,
-    "--tp-comm-overlap-rs-dgrad": 0,
-    "--use-distributed-optimizer": 0,
-    "--use-megatron-fsdp": 0,
-    "--use-nccl-ub": 0,
-}
-"""How many values each takes: the same in the parsers of Megatron-LM 0.14.0, 0.15.3, 0.16.1, 0.17.1, 0.18.2, 0.19.0 and
-d98e8a6, each built and asked on 2026-11-23."""
-
-
-def test_every_switch_is_parsed_by_megatron() -> None:
-    every = MegatronFlags(
-        bucket_elements=7,
-        tensor_overlap=TensorOverlap.PIPELINED,
-        rs_dgrad=True,
-        overlap_experts=True,
-        delay_weight_grad=True,
-        interleaved=True,
-        megatron_fsdp=True,
-        double_buffer=True,
-        nccl_userbuffers=True,
-        sequence_parallel=True,
-        virtual_layers=2,
-        micro_batch_group=8,
-    )
-    written = dict.fromkeys((*every.arguments(), *MegatronFlags(tensor_overlap=TensorOverlap.NONE).arguments()))
-    assert {one.split()[0]: len(one.split()) - 1 for one in written} == PARSED
-
-
-@pytest.mark.parametrize("stages", [2, 4])
-def test_one_micro_batch_is_sent_once_forward_and_once_back_over_each_border(stages: int) -> None:
-    """The first stage sends no gradient on and the last no result: (p - 1) transfers of each kind, by hand."""
-    seconds = SlotSeconds(forward_s=1.0, backward_s=2.0, transfer_s=0.25)
-    layout = ParallelLayout(pipeline=stages, global_batch=1)
-    by_hand = stages * (1.0 + 2.0) + 2 * (stages - 1) * 0.25
-    assert pipeline_s(layout, seconds, overlap_p2p=False) == pytest.approx(by_hand)
-
-
-def test_the_pipelines_bubble_is_the_closed_form() -> None:
-    layout = ParallelLayout(pipeline=4, global_batch=16)
-    found = pipeline_s(layout, SlotSeconds(forward_s=1.0, backward_s=2.0, transfer_s=0.0), overlap_p2p=False)
-    assert found / 48.0 - 1 == pytest.approx(bubble_share(4, 16))
-
-
-def test_transfers_cost_less_than_five_per_cent_by_the_notes_rule() -> None:
-    """m = 4 p micro-batches, interleaved and overlapped, a transfer of a tenth of a forward."""
-    layout = ParallelLayout(pipeline=4, chunks=2, schedule=PipelineSchedule.INTERLEAVED, global_batch=16)
-    none = SlotSeconds(forward_s=1.0, backward_s=2.0, transfer_s=0.0)
-    some = replace(none, transfer_s=0.1)
-    free, overlapped, waited = (
-        pipeline_s(layout, none, overlap_p2p=True),
-        pipeline_s(layout, some, overlap_p2p=True),
-        pipeline_s(layout, some, overlap_p2p=False),
-    )
-    assert overlapped / free < 1.05
-    assert waited > overlapped
-    with pytest.raises(JobError, match="forbids it"):
-        pipeline_s(ParallelLayout(pipeline=4, global_batch=16), some, overlap_p2p=True)
-
-
-def test_multiprocessors_are_megatrons_table() -> None:
-    gather, scatter = CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER
-    found = [userbuffer_sms(kind, Fabric.NVLINK, sharp=False) for kind in (gather, scatter)]
-    found += [
-        userbuffer_sms(kind, Fabric.NVLINK_AND_NETWORK, sharp=s) for s in (False, True) for kind in (gather, scatter)
-    ]
-    found += [userbuffer_sms(kind, Fabric.NETWORK, sharp=s) for s in (False, True) for kind in (gather, scatter)]
-    assert found == [4, 5, 16, 16, 6, 6, 1, 4, 1, 1]
-    with pytest.raises(JobError, match="has none"):
-        userbuffer_sms(gather, Fabric.NVLINK, sharp=True)
-
-
-def test_recommendations_follow_the_notes_scales() -> None:
-    assert [scale_of(n) for n in (8, 64, 65, 256, 257)] == [
-        Scale.SMALL,
-        Scale.SMALL,
-        Scale.MEDIUM,
-        Scale.MEDIUM,
-        Scale.LARGE,
-    ]
-    assert recommended(Scale.LARGE).tensor_overlap is TensorOverlap.PIPELINED
-    assert recommended(Scale.MEDIUM, has_experts=True).delay_weight_grad
-
-
-def test_advice_says_what_each_switch_brings() -> None:
-    found = problem(data=8, zero_stage=3, global_batch=8)
-    flags = replace(recommended(Scale.SMALL), bucket_elements=1)
-    advice = {one.switch: one for one in advise(Trials(found), flags)}
-    assert set(advice) == {"--overlap-grad-reduce", "--overlap-param-gather", "--ddp-bucket-size 1"}
-    assert all(advice[switch].gain > 0 for switch in ("--overlap-grad-reduce", "--overlap-param-gather"))
-    assert without_overlap_s(Trials(found), flags) > max(one.without_s for one in advice.values())
-
-
-@dataclass(frozen=True)
-class Told:
-    """Steps (s) by whether experts overlap and whether weights' gradients are delayed."""
-
-    steps_s: dict[tuple[bool, bool], float]
-
-    def may_try(self, flags: MegatronFlags) -> bool:
-        return True
-
-    def step_s(self, flags: MegatronFlags) -> float:
-        return self.steps_s[flags.overlap_experts, flags.delay_weight_grad] + (not flags.overlap_grad_reduce)
-
-
-@pytest.mark.parametrize(
-    ("both_s", "experts_s", "stays", "rows"),
-    [
-        (1.3, 1.25, set(), {"--overlap-moe-expert-parallel-comm --delay-wgrad-compute": 1.3}),
-        (1.3, 0.9, {"--overlap-moe-expert-parallel-comm"}, {"--delay-wgrad-compute": 1.3}),
-        (0.8, 0.9, {"--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute"}, {}),
-    ],
-)
-def test_every_switch_that_is_dropped_stands_in_a_row(
-    both_s: float, experts_s: float, stays: set[str], rows: dict[str, float]
-) -> None:
-    trials = Told({(False, False): 1.0, (True, False): experts_s, (True, True): both_s})
-    start = MegatronFlags(overlap_param_gather=False, overlap_experts=True, delay_weight_grad=True)
-    flags, dropped = worthwhile(trials, start)  # type: ignore[arg-type]
-    ours = {"--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute"}
-    assert ours & set(flags.arguments()) == stays
-    assert {one.switch: one.with_s for one in dropped if "-" in one.switch[:2]} == rows
-    named = {word for one in advise(trials, flags) for word in one.switch.split()}  # type: ignore[arg-type]
-    assert stays <= named
 
 
 def test_speed_up_never_exceeds_the_cap_of_overlap() -> None:

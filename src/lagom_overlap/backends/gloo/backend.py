@@ -29,6 +29,7 @@ from lagom_overlap.workload import Attention, Gemm, Kernel, MemoryBound, Overlap
 
 _MEMINFO: Final = Path("/proc/meminfo")
 _MAX_NAMES: Final = 4
+"""Groups that a message names; the rest is counted."""
 
 
 def _buffer_bytes(collective: Collective) -> int:
@@ -86,11 +87,11 @@ def check_memory(groups: Sequence[OverlapGroup], num_ranks: int, held: Collectio
     if available is None:
         return
     free = available + num_ranks * kept_bytes(held)
-    for asked in (groups[-1:], groups):
-        needed = num_ranks * rank_bytes(asked)
+    for subset in (groups[-1:], groups):
+        needed = num_ranks * rank_bytes(subset)
         if needed > free:
             raise BackendError(
-                f"{_named(asked)} {format_bytes(needed)} ({needed} bytes) for {num_ranks} ranks, "
+                f"{_named(subset)} {format_bytes(needed)} ({needed} bytes) for {num_ranks} ranks, "
                 f"this machine has {format_bytes(free)} ({free} bytes) of memory free for that"
             )
 

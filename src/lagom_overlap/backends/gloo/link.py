@@ -56,14 +56,18 @@ def probe_link_emulation() -> str | None:
     if missing:
         return f"missing: {', '.join(missing)} (packages util-linux and iproute2)"
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             _set_up(_PROBE_BYTES_PER_S, "true"), capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
         return f"setting up a network namespace took more than {_TIMEOUT_S:g} s"
     except OSError as error:
         return f"unshare could not be started: {error}"
-    return None if done.returncode == 0 else _first_line(done.stderr) or f"unshare ended with {done.returncode}"
+    return (
+        None
+        if completed.returncode == 0
+        else _first_line(completed.stderr) or f"unshare ended with {completed.returncode}"
+    )
 
 
 def _first_line(text: str) -> str:
@@ -125,10 +129,10 @@ class EmulatedLink:
         assert self._holder.stdout is not None
         assert self._holder.stderr is not None
         try:
-            said = _read_line(self._holder.stdout, _TIMEOUT_S)
+            reply = _read_line(self._holder.stdout, _TIMEOUT_S)
         except TimeoutError:
             raise BackendError(f"setting up a network namespace took more than {_TIMEOUT_S:g} s; {_INSTEAD}") from None
-        if said != b"ready\n":
+        if reply != b"ready\n":
             self._kill()
             reason = _first_line(self._holder.stderr.read().decode(errors="replace"))
             raise BackendError(f"cannot emulate a link on this machine: {reason}; {_INSTEAD}")

@@ -57,8 +57,8 @@ def _script_of(collectives: Sequence[Collective]) -> str:
         elements = collective.num_bytes // _FP32_BYTES
         is_shard = collective.kind is CollectiveKind.ALL_GATHER
         sizes.append(elements // collective.num_ranks if is_shard else elements)
-        given = f"given[{number}]"
-        call = _CALLS[collective.kind].format(shard=given, whole=given, ranks=collective.num_ranks)
+        prefix = f"given[{number}]"
+        call = _CALLS[collective.kind].format(shard=prefix, whole=prefix, ranks=collective.num_ranks)
         lines.append(f"    out_{number} = C10D.wait_tensor(C10D.{call})")
     outs = ", ".join(f"out_{number}" for number in range(len(collectives)))
     return "\n".join([*lines, f"    return ({outs},)", f"SIZES = {sizes}", ""])

@@ -24,10 +24,11 @@ from lagom_overlap.engines.messages import PEER_LOST, Command, Join, Listening, 
 from lagom_overlap.errors import BackendError, RankError
 
 START_TIMEOUT_S: Final = 120.0
-"""From the first process to the moment when all ranks have met; importing torch on a busy machine is slow."""
+"""From the first process until all ranks have met: importing torch is slow on a busy machine. Chosen, not measured."""
 STOP_TIMEOUT_S: Final = 3.0
+"""How long ranks may take to end on command before they are killed. Chosen, not measured."""
 BLAME_GRACE_S: Final = 0.5
-"""After a first death others follow; so long we wait to tell the culprit from those who lost it."""
+"""How long to wait after the first death before naming a culprit: others die because they lost it, and say so."""
 _MODULE: Final = "lagom_overlap.engines.gloo_worker"
 _TAIL_BYTES: Final = 4000
 _TAIL_LINES: Final = 6

@@ -34,20 +34,20 @@ def read_launched(environment: Mapping[str, str] = os.environ) -> RankPlace | No
         ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
     ):
         if rank in environment and size in environment:
-            found = RankPlace(
+            place = RankPlace(
                 rank=_number(environment, rank),
                 num_ranks=_number(environment, size),
                 local_rank=_number(environment, local) if local in environment else 0,
             )
-            if found.num_ranks < 2:
+            if place.num_ranks < 2:
                 continue
             missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in environment]
             if missing:
                 raise BackendError(
-                    f"{size} says {found.num_ranks} ranks, but {' and '.join(missing)} is not set: export the address "
+                    f"{size} says {place.num_ranks} ranks, but {' and '.join(missing)} is not set: export the address "
                     "and a free port of rank 0's node"
                 )
-            return found
+            return place
     return None
 
 

@@ -1,8 +1,8 @@
 """One rank of a measurement on NCCL: the plug-in, the process groups, checks and runs.
 
-A command is an assignment for one group. Every rank hands its plug-in a table in memory; once all have, all switch to
-it. A step is marked before each run, so that occurrences count from 0 in each; what the plug-in recorded tells whether
-each setting was applied.
+A command is an assignment for one group. Every rank passes its plug-in a table in memory; once all have, all switch to
+it. A step is marked before each run, so that occurrences count from 0 in each; the plug-in's record shows whether each
+setting was applied.
 """
 
 import os
@@ -151,7 +151,7 @@ class NcclSession:
             dist.destroy_process_group()
 
     def _make_ready(self, group: OverlapGroup) -> _Ready:
-        seen: Counter[object] = Counter()
+        occurrences: Counter[object] = Counter()
         keys = []
         for op in group.comms:
             if op.communicator not in self._groups:
@@ -162,10 +162,10 @@ class NcclSession:
                     communicator=self._name(op.communicator),
                     kind=op.collective.kind,
                     num_bytes=op.collective.num_bytes,
-                    occurrence=seen[site],
+                    occurrence=occurrences[site],
                 )
             )
-            seen[site] += 1
+            occurrences[site] += 1
         return _Ready(make_ready(group, self._device), tuple(keys))
 
     def _open(self, communicator: str) -> dist.ProcessGroup:
@@ -173,10 +173,10 @@ class NcclSession:
         group = dist.new_group(
             backend=self._device.group_backend, timeout=self._timeout, group_desc=f"lagom_{communicator}"
         )
-        made = cast("dist.ProcessGroup", group)  # every rank is in it
-        dist.all_reduce(torch.zeros(1, device=self._device.torch_device), group=made)
+        process_group = cast("dist.ProcessGroup", group)  # every rank is in it
+        dist.all_reduce(torch.zeros(1, device=self._device.torch_device), group=process_group)
         self._device.finish()
-        return made
+        return process_group
 
     def _name(self, communicator: str) -> CommunicatorId:
         return CommunicatorId(description=communicator, ranks=tuple(range(self._num_ranks)))

@@ -1,4 +1,4 @@
-"""What a self-test asks of NCCL, in an order that is worth most wherever it is cut: every size before any detail."""
+"""The settings of a self-test, ordered so that it is useful wherever it is cut off: every size before any detail."""
 
 from collections.abc import Collection, Iterator
 from enum import IntEnum
@@ -11,14 +11,15 @@ from lagom_overlap.nccl_plugin.space import CHANNELS, CHUNKS, FIRST_VERSION_WITH
 from lagom_overlap.units import MIB
 
 SIZES: Final = (16 * MIB, 128 * MIB, MIB)
+"""A usual bucket first, then a large and a small message. Chosen, not measured."""
 USUAL: Final = (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE)
-"""What training calls: at every depth before the others."""
+"""The collectives of training, tested at every depth before the others."""
 OTHERS: Final = (CollectiveKind.BROADCAST, CollectiveKind.REDUCE)
 CHUNK_CHANNELS: Final = 8
-"""Channels of the settings that ask for a chunk."""
+"""Channels of the settings with a chunk. Chosen, not measured."""
 _FEW: Final = (1, CHUNK_CHANNELS)
 _PART_BYTES: Final = 512
-"""A rank's part is a multiple of this, so that no call has a remainder."""
+"""Each rank's part is a multiple of this many bytes, so that no call has a remainder."""
 
 
 class Depth(IntEnum):

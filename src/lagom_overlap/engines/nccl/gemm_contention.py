@@ -17,16 +17,18 @@ from lagom_overlap.engines.nccl.local_ranks import await_events
 from lagom_overlap.engines.nccl.plugin_bench import PluginBench
 from lagom_overlap.units import MIB, MS, US
 
+# The setup of the surface was chosen, not measured; every row of its output states it.
 SHAPE: Final = 4096
 VICTIM: Final = f"gemm_cublas_{SHAPE}x{SHAPE}x{SHAPE}"
 MESSAGE_BYTES: Final = 256 * MIB
 NUM_LAUNCHES: Final = 8
 NUM_REPEATS: Final = 5
 SETTLE_S: Final = 300 * US
-"""From the start event to a kernel that surely holds its SMs."""
+"""From the start event until the collective's kernel surely holds its SMs."""
 _SLOWEST: Final = 4
-"""How much slower the GEMM may become and still be covered."""
+"""The largest slow-down of the GEMM for which the collectives still cover it."""
 _MAX_CALLS: Final = 400
+"""Bounds the queue of collectives if one is very short."""
 
 
 class GemmContention:

@@ -12,10 +12,11 @@ from lagom_overlap.engines.nccl.library import NcclLibrary, UniqueId, make_confi
 from lagom_overlap.errors import BackendError
 
 HANG_S: Final = 20.0
-"""No call of a self-test takes so long: what has not ended by then stands still."""
+"""No call of a self-test takes this long: one that has not ended by then hangs. Chosen, not measured."""
 _LARGEST_SUM: Final = 256
-"""Whole numbers up to here are exact in bf16, in whatever order they are added."""
+"""Integers up to this are exact in bf16, whatever the order of the sum."""
 _POLL_S: Final = 20e-6
+"""Pause between two looks at a running call. Chosen, not measured."""
 
 Buffers = tuple[list[torch.Tensor], list[torch.Tensor]]
 """What each rank sends, and where it receives."""

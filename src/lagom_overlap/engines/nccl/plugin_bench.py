@@ -1,8 +1,8 @@
 """Our tuner plug-in in a real NCCL, in this process: a setting put in force from memory, run, checked and read back.
 
-What ran is told by three witnesses: the grid of the kernels that torch's profiler saw, NCCL's own log, and the
-plug-in's record. Times are between CUDA events on the first rank's stream, queued while the streams are held back, so
-that they hold no host time.
+Three witnesses show what ran: the grids of the kernels in torch's profiler, NCCL's own log, and the plug-in's record.
+Times are between CUDA events on the first rank's stream, queued while the streams are held back, so that they contain
+no host time.
 """
 
 import itertools
@@ -36,34 +36,39 @@ from lagom_overlap.nccl_plugin.tuning_log import TuningLog, read_tuning
 from lagom_overlap.units import KIB, MIB, MS
 
 NUM_TIMED: Final = 8
+"""Timed calls of a setting, of which the median counts. Chosen, not measured."""
 SMALL_BYTES: Final = 4 * KIB
-"""A call whose time is the host's."""
+"""A call so small that its time is the host's."""
 HEAD_START_CYCLES: Final = 3_000_000
 """How long the streams are held back before timed calls: about 1.5 ms, more than the host needs to queue them."""
 SHARED_GPU: Final = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NET_GDR_LEVEL": "LOC", "NCCL_NVLS_ENABLE": "0"}
-"""What several ranks on one GPU need; nothing of it chooses an algorithm, a protocol, channels or chunks."""
+"""What several ranks on one GPU need; none of it chooses an algorithm, a protocol, channels or chunks."""
 MAX_CHANNELS: Final = 64
+"""NCCL's MAXCHANNELS."""
 _RESIDENT_SPARE: Final = 4
+"""SMs left out of the channels of ranks that share a GPU, whose blocks must all be resident. Chosen, not measured."""
 _NUM_SMALL: Final = 50
+"""Small calls whose host time is averaged. Chosen, not measured."""
 SWAP_BYTES: Final = 16 * MIB
-"""Of a call during which tables are swapped."""
+"""Size of the calls during which tables are swapped. Chosen, not measured."""
 SWAPS_IN_FLIGHT: Final = 4
+"""Swaps between two checks of a result. Chosen, not measured."""
 
 
-def usable_gpus(asked: int | None, ranks_per_gpu: int) -> int:
+def usable_gpus(requested: int | None, ranks_per_gpu: int) -> int:
     """How many GPUs take part; None: all that torch can use.
 
     Raises:
-        BackendError: if there are not so many, or there would be one rank.
+        BackendError: if the machine has fewer, or there would be one rank only.
     """
-    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    num_gpus = there if asked is None else asked
-    if not there:
+    available = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    num_gpus = available if requested is None else requested
+    if not available:
         raise BackendError("this machine has no NVIDIA GPU that torch can use; the self-test of NCCL needs one")
-    if num_gpus > there:
-        raise BackendError(f"--gpus {num_gpus}: this machine has {there}")
+    if num_gpus > available:
+        raise BackendError(f"--gpus {num_gpus}: this machine has {available}")
     if num_gpus * ranks_per_gpu < 2:
-        raise BackendError("one rank has nobody to talk to; on one GPU ask for --ranks-per-gpu 2 (NCCL 2.30.3 on)")
+        raise BackendError("a collective needs two ranks; on one GPU ask for --ranks-per-gpu 2 (NCCL 2.30.3 or later)")
     return num_gpus
 
 
@@ -93,7 +98,7 @@ class PluginBench:
         self._ring, self._log = RecordRing(record, self._plugin.flush_record), _LogTail(log_path)
         self._name = CommunicatorId(description="selftest", ranks=tuple(range(len(self.ranks.devices))))
         self._buffers: dict[tuple[CollectiveKind, int], Buffers] = {}
-        known, said = self._ring.take().communicators, self._log.take()
+        communicators, log = self._ring.take().communicators, self._log.take()
         self.facts = Facts(
             gpu=torch.cuda.get_device_name(0),
             num_sms=num_sms,
@@ -101,8 +106,8 @@ class PluginBench:
             ranks_per_gpu=ranks_per_gpu,
             nccl=nccl.version,
             torch=str(torch.__version__),
-            tuner_version=known[0].abi_version if known else tuner_version(nccl.version) or 0,
-            limits=said.limits[0] if said.limits else None,
+            tuner_version=communicators[0].abi_version if communicators else tuner_version(nccl.version) or 0,
+            limits=log.limits[0] if log.limits else None,
         )
 
     @staticmethod
@@ -135,14 +140,14 @@ class PluginBench:
 
     def measure(self, kind: CollectiveKind, num_bytes: int, configs: Iterable[CommConfig]) -> Iterator[Reading]:
         """See `CollectiveBench`."""
-        asked = list(configs)
+        settings = list(configs)
         self._ring.take()
         self._log.take()
         activities = [torch.profiler.ProfilerActivity.CUDA]
         with torch.profiler.profile(activities=activities, acc_events=True) as profiler:
-            checked = [self._checked(kind, num_bytes, config) for config in asked]
-        grids = kernel_grids(profiler, num_ranks=len(self.ranks.devices), num_calls=len(asked))
-        for place, (config, (is_right, log, record)) in enumerate(zip(asked, checked, strict=True)):
+            checked = [self._checked(kind, num_bytes, config) for config in settings]
+        grids = kernel_grids(profiler, num_ranks=len(self.ranks.devices), num_calls=len(settings))
+        for place, (config, (is_right, log, record)) in enumerate(zip(settings, checked, strict=True)):
             self.set(kind, num_bytes, config)
             yield Reading(
                 config=config,
@@ -158,7 +163,7 @@ class PluginBench:
         chance = random.Random(1)
         num_bytes = divisible(SWAP_BYTES, len(self.ranks.devices))
         buffers = {kind: make_buffers(kind, num_bytes, self.ranks.devices) for kind in USUAL}
-        found = 0
+        num_spoilt = 0
         for _ in range(-(-num_swaps // SWAPS_IN_FLIGHT)):
             kind = chance.choice(USUAL)
             poison(buffers[kind])
@@ -166,8 +171,8 @@ class PluginBench:
                 self.set(kind, num_bytes, CommConfig(num_channels=chance.choice(CHANNELS)))
                 self.ranks.enqueue(kind, buffers[kind])
             self.ranks.finish()
-            found += wrong_rank(kind, buffers[kind]) is not None
-        return found
+            num_spoilt += wrong_rank(kind, buffers[kind]) is not None
+        return num_spoilt
 
     def host_s(self, *, is_on: bool) -> float:
         """See `TrafficBench`."""

@@ -1,11 +1,10 @@
 """Plain `torch.distributed` calls on gloo: the functions that user code and most frameworks call by their full name.
 
 While attached, `torch.distributed.all_to_all_single`, `all_reduce`, `all_gather_into_tensor` and
-`reduce_scatter_tensor` (and their names since torch 2.13) go through the route. Everything that the engine does not run
-is the very call that the user made: other dtypes, reductions and splits, groups that this rank is not in, calls that
-torch coalesces or compiles, wrong arguments. Code that imported such a function by name before, and functional
-collectives (DTensor), keep the native ones. It asks for no framework, so it is never chosen by itself:
-`adapters=("calls",)`.
+`reduce_scatter_tensor` (and their names since torch 2.13) go through the route. Calls that the engine does not run go
+to PyTorch unchanged: other dtypes, reductions and splits, groups that this rank is not in, calls that torch coalesces
+or compiles, wrong arguments. Code that imported such a function by name earlier, and functional collectives (DTensor),
+keep the native ones. The adapter belongs to no framework, so it must be named: `adapters=("calls",)`.
 """
 
 import functools
@@ -131,17 +130,17 @@ def _routed(route: GlooRoute, original: Original, function: _Function) -> Origin
 def _read(
     signature: inspect.Signature, function: _Function, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> _Call | None:
-    """What was called; None if it is nothing for the engine, or nothing that torch would take."""
+    """The call; None if the engine does not run it, or torch would refuse its arguments."""
     try:
         bound = signature.bind(*args, **kwargs)
     except TypeError:
         return None
     bound.apply_defaults()
-    given = bound.arguments
-    target, source = given.get(function.target), given.get(function.source)
+    arguments = bound.arguments
+    target, source = arguments.get(function.target), arguments.get(function.source)
     if not (isinstance(target, torch.Tensor) and isinstance(source, torch.Tensor)):
         return None
-    op = given.get("op")
-    if any(given.get(name) for name in function.plain) or (function.reductions and op not in function.reductions):
+    op = arguments.get("op")
+    if any(arguments.get(name) for name in function.plain) or (function.reductions and op not in function.reductions):
         return None
-    return _Call(target, source, given.get("group"), bool(given.get("async_op")), op == dist.ReduceOp.AVG)
+    return _Call(target, source, arguments.get("group"), bool(arguments.get("async_op")), op == dist.ReduceOp.AVG)

@@ -254,9 +254,9 @@ class Fsdp2Adapter:
 
     def attach(self, model: nn.Module, route: GlooRoute) -> Callable[[], None]:
         """See `Adapter`; modules with several parameter groups or communication of the user's own are left alone."""
-        found = [stock_group(module) for module in model.modules() if isinstance(module, FSDPModule)]
+        stock = [stock_group(module) for module in model.modules() if isinstance(module, FSDPModule)]
         # `fully_shard([a, b])` gives both modules one group.
-        unique = {id(group): group for group in found if group is not None}
+        unique = {id(group): group for group in stock if group is not None}
         groups = [group for group in unique.values() if group.device.type == "cpu"]
         in_flight = InFlight(lambda: _nobody_reads_gradients(model, groups)) if _can_defer() else None
         undo = [_attach_one(group, route, in_flight) for group in groups]

@@ -1,14 +1,14 @@
-"""Settings that no search of this job has just found, against the job's own default: saved ones, and old ones.
+"""Checks saved or old settings against the job's own default.
 
-Both arms run in windows by turns, the order drawn anew in every round, and whole steps are judged by the sequential
-test of every verdict (`tuners.sequential`): after each round it may end, and whatever its end, at most one check in a
-hundred calls faster what is not. It ends, too, as soon as no further round could decide anything.
+Both arms run in alternating windows, in an order drawn anew for every round, and whole steps are judged by the
+sequential test of every verdict (`tuners.sequential`). It may end after any round; at most one check in a hundred calls
+settings faster that are not. It also ends as soon as no further round could decide anything.
 
-At the start nothing of this job speaks for saved settings: they stay if they are faster, after a short window of their
-own, which alone ends them if they are slower than `max_slowdown` times the default. Later a check begins with a single
-round. If the settings win it, they stay, and that was all; if they lose it, the rounds proper follow, and the settings
-leave if the default is faster there. The two windows of a round follow each other, but any time may pass before the
-next round, which its pairs do not notice. Pure: no clock, and the same times give the same windows.
+At the start nothing in this job supports the saved settings: they must prove to be faster. A short first window drops
+them at once if they are slower than `max_slowdown` times the default. Later, a check begins with a single round. If the
+settings win it, they stay and the check is over; if they lose it, the full rounds follow, and the settings are dropped
+if the default is faster there. The two windows of a round follow each other, but any time may pass before the next
+round, because pairs are compared within a round. Pure: no clock, and the same times give the same windows.
 """
 
 from dataclasses import dataclass
@@ -27,14 +27,14 @@ class Arm(StrEnum):
 
 @dataclass(slots=True)
 class CheckBudget:
-    """What checks of settled settings may take: `share` of the steps that ran under settled settings."""
+    """The budget of checks: `share` of the steps that ran under settled settings."""
 
     share: float
     num_settled: int = 0
     num_checked: int = 0
 
     def can_pay(self, num_steps: int) -> bool:
-        """Whether so many more steps of checks are within the share."""
+        """Whether `num_steps` more steps of checks are within the share."""
         return self.num_checked + num_steps <= self.share * self.num_settled
 
 
@@ -73,10 +73,10 @@ class Check:
         """The outcome for people, or how far it is."""
         if self._slow_s:
             return f"steps take {self._slow_s / self._default_s:.2f} times the default's"
-        done = min(map(len, self._times.values()))
-        if done < 2:
-            return f"round {done + 1}"
-        return f"{'tuned' if self.is_start else 'the default'}: {self._judgement(done).sentence()}"
+        num_rounds = min(map(len, self._times.values()))
+        if num_rounds < 2:
+            return f"round {num_rounds + 1}"
+        return f"{'tuned' if self.is_start else 'the default'}: {self._judgement(num_rounds).sentence()}"
 
     def report(self, step_s: float) -> None:
         """The mean step time of the window just run."""
@@ -106,7 +106,7 @@ class Check:
             if tuned_s[0] <= default_s[0]:
                 self._end(is_kept=True)
                 return
-            # The round that raised the suspicion is no evidence for it.
+            # The screening round was selected for being slow, so it must not count as evidence.
             self.is_screening, self._times = False, {arm: [] for arm in Arm}
         elif default_s:  # none after the first window of all
             judgement = self._judgement(len(default_s))
@@ -116,7 +116,7 @@ class Check:
         self._queue = self._round()
 
     def _judgement(self, num_rounds: int) -> Judgement:
-        """Of whom the check gives the burden of proof: saved settings at the start, the default later."""
+        """The test's judgement; the burden of proof is on the saved settings at the start, on the default later."""
         incumbent, challenger = (Arm.DEFAULT, Arm.TUNED) if self.is_start else (Arm.TUNED, Arm.DEFAULT)
         times = self._times[incumbent][:num_rounds], self._times[challenger][:num_rounds]
         return judged_pairs(*times, most_pairs=self._num_pairs)

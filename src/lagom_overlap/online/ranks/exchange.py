@@ -1,10 +1,11 @@
 """Agreement of ranks through the job's own store: no extra collective, no synchronisation of a device.
 
-Every decision is one key that is written once: whoever comes first writes it (compare-and-set), everyone reads what was
-written. A rank that has waited its time for a decision writes the last word in its place; if the leader was quicker,
-the rank reads the leader's word, else the leader and all others read this one. So no two ranks ever act on different
-words, however late one of them is, and nobody waits longer than the timeout. The last word for want of an answer is
-"off", but once settled it is "what is set stays": a rank that lost the store cannot hear "off" and runs on as it is.
+Every decision is one key that is written once: the first rank writes it (compare-and-set), and all read what was
+written. A rank whose wait for a decision times out writes the final decision instead; if the leader was quicker, the
+rank reads the leader's decision, otherwise the leader and all others read the rank's. So no two ranks ever act on
+different decisions, however late one of them is, and nobody waits longer than the timeout. The final decision without
+an answer is "off", but once the job is settled it is "what is set stays": a rank that lost the store cannot read "off"
+and keeps running with its settings.
 
     plan/<w>        what to do in window w: the leader's plan, or the last word of a rank
     report/<w>/<r>  what rank r, and those who report to it (`tree`), saw in window w
@@ -22,24 +23,24 @@ words, however late one of them is, and nobody waits longer than the timeout. Th
     journal/<r>     the journal that rank r found at its start
     place/<c>       how many ranks have met communicator c, which only the run's own id tells from others
 
-What a rank says and hears in a window does not grow with the ranks: it reads the plan, and the reports of at most
-`MOST_CHILDREN` others, which it merges into one. What the store's own process holds and answers does grow with them.
+A rank's traffic per window does not grow with the number of ranks: it reads the plan, and the reports of at most
+`MOST_CHILDREN` others, which it merges into one. The load on the store's own process does grow with the ranks.
 
-An agreement has three rounds: all have come, all are ready, all have made the change. No step runs meanwhile, and
-whoever cannot make the change says "no" like one that is not ready, so all take it back (`in_force`). A rank that loses
-the store before the last round, however long it waits for slow ranks, has not given its last word, so the answer cannot
-become "yes". In the last all ranks have changed, so it takes as long as they need to say so: a few round trips. A rank
-that loses the store there cannot know the answer; it asks over new connections until the timeout, and then raises
-`InDoubt`: no protocol can spare the last messenger that (two generals).
+An agreement has three rounds: all have come, all are ready, all have made the change. No step runs meanwhile. A rank
+that cannot make the change answers "no", like one that is not ready, and all ranks take the change back (`in_force`). A
+rank that loses the store before the last round, however long it waits for slow ranks, has not answered, so the result
+cannot become "yes". In the last round all ranks have changed, so it lasts only as long as they need to say so: a few
+round trips. A rank that loses the store there cannot know the result; it asks over new connections until the timeout
+and then raises `InDoubt`. No protocol can avoid that (two generals).
 
-Nobody waits out the timeout for a rank that will not come: who is gone, or has gone on, is known over connections
-between the ranks themselves (`Presence`), and a wait ends with its word.
+Nobody waits until the timeout for a rank that will not come: direct connections between the ranks show which ranks have
+ended or moved on (`Presence`), and a wait ends with their message.
 
-What a rank does to get ready may itself wait for other ranks, who may have been refused. It does so while it listens
-for a "no" (`get_ready`), and so leaves with all others, however long that work would wait.
+A rank's work to get ready may itself wait for other ranks, which may have refused. Meanwhile the rank watches for a
+"no" (`get_ready`), so it stops together with all others, however long that work would wait.
 
-If the store itself is lost there is nothing to agree by: `StoreLost`. A store that neither answers nor breaks, because
-its machine or the link to it is gone, counts as lost after the timeout. What a rank then does by itself: `in_force`.
+If the store itself is lost, nothing can be agreed: `StoreLost`. A store that neither answers nor closes its connection,
+because its machine or the link to it is gone, counts as lost after the timeout. `in_force` says what a rank then does.
 """
 
 from collections.abc import Callable, Mapping
@@ -60,9 +61,10 @@ from lagom_overlap.online.ranks.tree import post_of
 
 Result = TypeVar("Result")
 ASK_AGAIN_S: Final = 0.2
-"""Between two attempts to reach a lost store."""
+"""Seconds between two attempts to reach a lost store. Chosen, not measured."""
 HEAR_AGAIN_S: Final = 0.2
-"""Between two looks for somebody's "no" while getting ready, and for a reason not to wait any longer."""
+"""Seconds between two looks for a "no" while getting ready, and for a reason to stop waiting. Chosen: it bounds the
+delay of a refusal and the load on the store."""
 
 
 class Store(Protocol):
@@ -151,7 +153,7 @@ class Exchange:
         self._most_height = post_of(0, num_ranks).height
 
     def greet(self, release: str) -> str:
-        """The release of this package that the first rank to ask runs: theirs is this one's, or nothing is agreed on.
+        """The release of this package that the first rank runs; without equal releases nothing is agreed on.
 
         Raises:
             StoreLost: if the store does not answer.
@@ -159,7 +161,7 @@ class Exchange:
         return self._ask(lambda: self._store.compare_set("release", "", release)).decode(errors="replace")
 
     def plan(self, window: int, *, keeps: bool = False) -> WindowPlan:
-        """The agreed plan of a window; the last word if there is none in time (`miss`).
+        """The agreed plan of a window; the final decision if there is none in time (`miss`).
 
         Raises:
             StoreLost: if the store does not answer.
@@ -197,14 +199,14 @@ class Exchange:
         )
 
     def report(self, window: int, report: Report) -> None:
-        """Tells whom this rank reports to what it, and those who report to it, saw."""
+        """Publishes the report of this rank, merged with those that report to it, for its parent in the tree."""
         text = encode(report)
         self._ask(lambda: self._store.set(f"report/{window}/{self.rank}", text))
 
     def reports(self, window: int) -> list[Report]:
-        """The reports of a window by those who report to this rank, in order of rank.
+        """The reports of a window by this rank's children, in order of rank.
 
-        The higher in the tree, the longer it waits: who misses a report can still say so in time.
+        A rank higher in the tree waits longer, so that one that misses a report can still say so in time.
 
         Raises:
             ReportMissing: naming the ranks that did not report in time.
@@ -221,11 +223,11 @@ class Exchange:
         return [decode(data, Report) for data in self._ask(partial(self._store.multi_get, [*keys.values()]))]
 
     def stand_alike(self, window: int, places: Mapping[str, CommunicatorPlace]) -> str:
-        """Empty once all ranks are here, those of each communicator at one place of its calls; else why they are not.
+        """Empty once all ranks have come, those of each communicator at the same call; else the reason.
 
-        `places` goes by communicator. Each place is written by the first of its ranks and compared by the others; who
-        comes last sees to it that all of a communicator's ranks have a place in it. Until all have come nobody begins
-        what needs the others, such as connecting to them.
+        `places` is by communicator. The first of its ranks writes the place, the others compare theirs; the last rank
+        checks that all ranks of every communicator have compared. Nothing that needs the other ranks, such as
+        connecting to them, begins before all have come.
 
         Raises:
             StoreLost: if the store does not answer.
@@ -251,18 +253,18 @@ class Exchange:
         return self._all_come(f"come/{window}", f"alike/{window}", what_for, why_not_all)
 
     def get_ready(self, window: int, work: Callable[[], None]) -> str:
-        """Does what this rank needs to be ready for what a window changes; its refusal, empty if it is ready.
+        """Runs `work`, which prepares this rank for the change of a window; returns its refusal, empty if it is ready.
 
-        It waits no longer than the timeout, and no longer than until another rank has refused. `work` may then still be
-        waiting in its own thread; what it comes to is of no account.
+        Waits no longer than the timeout, and no longer than until another rank has refused. `work` may then still be
+        waiting in its own thread; its result is ignored.
 
         Raises:
             StoreLost: if the store does not answer.
         """
         getting_ready = BoundedCalls("lagom-get-ready")
-        began, done, met = monotonic(), getting_ready.start(work), f"met/{window}"
+        began, work_done, met = monotonic(), getting_ready.start(work), f"met/{window}"
         try:
-            while not wait([done], HEAR_AGAIN_S).done:
+            while not wait([work_done], HEAR_AGAIN_S).done:
                 if self._ask(lambda: self._store.check([met])):  # no "yes" without this rank
                     return self._said(self._ask(lambda: self._store.get(met)))
                 if trouble := self._trouble():
@@ -271,7 +273,7 @@ class Exchange:
                     return f"rank {self.rank} was not ready to switch within {self.timeout_s:g} s"
         finally:
             getting_ready.close()
-        error = done.exception()
+        error = work_done.exception()
         if isinstance(error, Exception):  # whatever it is, it must not end the job
             return f"rank {self.rank} cannot switch: {_line(error)}"
         if error is not None:
@@ -279,11 +281,11 @@ class Exchange:
         return ""
 
     def agree(self, window: int, *, refusal: str = "", change: Callable[[], None] = lambda: None) -> str:
-        """Whether every rank makes what a window changes: empty if so, else one rank's refusal.
+        """Whether every rank makes the change of a window: empty if so, else one rank's refusal.
 
         All ranks call it between the same two steps, and all that return get the same answer. `change` is called once
-        all are ready for it; where the answer is no, or there is none, the caller takes it back. Whoever was
-        interrupted in it calls it again with a refusal, and does as the answer says.
+        all are ready for it; if the answer is no, or there is none, the caller takes it back. A rank that was
+        interrupted in it calls it again with a refusal, and follows the answer.
 
         Raises:
             StoreLost: if the store does not answer; the answer is not "yes" then, for anybody.
@@ -302,7 +304,7 @@ class Exchange:
             return self._answer_after_all(window, error)
 
     def refuse(self, window: int, refusal: str) -> None:
-        """Says "no" to what a window changes, for a rank that may not be there when the others ask."""
+        """Refuses the change of a window in advance, for a rank that may be gone when the others ask."""
         self._refused(window, refusal)
 
     def _answer(self, window: int, refusal: str, change: Callable[[], None]) -> str:
@@ -324,9 +326,9 @@ class Exchange:
         return self._all_come(f"ready/{window}", f"met/{window}", "for the others to be ready to switch")
 
     def _all_come(self, counter: str, answer: str, what_for: str, why_not: Callable[[], str] = str) -> str:
-        """Empty once every rank has come here; else what the first said that would not wait any longer.
+        """Empty once every rank has come here; else the reason of the first rank that stopped waiting.
 
-        Who comes last may still say `why_not`.
+        The last rank to come may still refuse with `why_not`.
         """
         if self._count(counter, 1) == self.num_ranks:
             why = why_not()
@@ -342,12 +344,12 @@ class Exchange:
         return self._ask(lambda: self._store.add(counter, amount))
 
     def _refused(self, window: int, refusal: str) -> str:
-        """The answer, which is "no" unless it is out already; whoever is still in an earlier round hears of it."""
-        said = self._settle(f"go/{window}", f"no {refusal}")
-        if said:
-            self._settle(f"met/{window}", f"no {said}")
-            self._settle(f"alike/{window}", f"no {said}")
-        return said
+        """Answers "no" unless an answer exists; ranks that are still in an earlier round get it too."""
+        answer = self._settle(f"go/{window}", f"no {refusal}")
+        if answer:
+            self._settle(f"met/{window}", f"no {answer}")
+            self._settle(f"alike/{window}", f"no {answer}")
+        return answer
 
     def _answer_after_all(self, window: int, lost: StoreLost) -> str:
         """The answer over a new connection, if there is one in time."""
@@ -362,10 +364,10 @@ class Exchange:
                     return
                 sleep(ASK_AGAIN_S)
 
-        asked = Thread(target=ask, name="lagom-in-doubt", daemon=True)  # a new connection may block for longer
+        asking = Thread(target=ask, name="lagom-in-doubt", daemon=True)  # a new connection may block for longer
         with suppress(RuntimeError):  # no thread can be had: then there is no answer
-            asked.start()
-            asked.join(max(0.0, deadline - monotonic()))
+            asking.start()
+            asking.join(max(0.0, deadline - monotonic()))
         if answers:
             return answers[0]
         raise InDoubt(
@@ -399,12 +401,12 @@ class Exchange:
         self._calls.close()
 
     def forget(self, window: int) -> None:
-        """Removes what this rank said about a window that every rank has left behind."""
+        """Removes this rank's keys of a window that every rank has left."""
         key = f"report/{window}/{self.rank}" if self.rank else f"plan/{window}"
         self._ask(lambda: self._store.delete_key(key))
 
     def forget_agreement(self, window: int) -> None:
-        """Removes what was agreed on a window that every rank has left behind."""
+        """Removes the agreement on a window that every rank has left."""
         for key in self._placed.pop(window, ()):
             self._ask(partial(self._store.delete_key, key))
             self._ask(partial(self._store.delete_key, f"{key}#"))
@@ -423,7 +425,7 @@ class Exchange:
         return "" if text == "yes" else text.removeprefix("no ") or "refused"
 
     def _plan(self, data: bytes, window: int) -> WindowPlan:
-        """A plan that cannot be read is "off" to everyone, for everyone reads the same bytes."""
+        """The plan in the data; one that cannot be read means "off" on all ranks, because all read the same bytes."""
         try:
             plan = decode(data, WindowPlan)
         except ValueError as error:
@@ -437,9 +439,9 @@ class Exchange:
         return plan
 
     def _why_missing(self, keys: list[str], timeout_s: float) -> str:
-        """Empty once all keys are there; else why this rank waits no longer.
+        """Empty once all keys are there; else why this rank stops waiting.
 
-        A wait that failed is no more than that: whether the store is lost, the next call will tell.
+        A failed wait alone does not mean that the store is lost; the next call shows that.
         """
         began = monotonic()
         waiting = self._calls.start(lambda: self._store.wait(keys, timedelta(seconds=timeout_s)))

@@ -1,32 +1,32 @@
-"""What is set on one rank, and how that changes: only so that a collective has one setting on all of its ranks.
+"""The settings in force on one rank, and how they change: a collective always has one setting on all of its ranks.
 
-Ranks count their steps each by itself: one may skip an update that the others make. And ranks that cannot hear each
-other cannot act together. So a setting never depends on either, but on what all ranks of a communicator share before
-they issue a call: how many calls it has had, and what this one is. Four rules:
+Each rank counts its own steps: one may skip an update that the others make. And ranks that cannot reach each other
+cannot act together. So a setting depends on neither, but only on what all ranks of a communicator share before they
+issue a call: how many calls it has had, and which call this is. Four rules:
 
-1. *A switch happens where all stand alike.* Before it, ranks compare how many calls each of their communicators has had
-   and which calls its step is made of (`Exchange.stand_alike`); where any differ, nobody switches. They stand still
-   until all have switched, so the next call of a communicator is the first under the new settings, on all its ranks. A
-   rank that finds a call made meanwhile, by another thread of the job, refuses the switch.
+1. *Ranks switch at the same place.* Before a switch, ranks compare how many calls each of their communicators has had
+   and which calls make up its step (`Exchange.stand_alike`); if any differ, no rank switches. They stand still until
+   all have switched, so the next call of a communicator is the first under the new settings, on all its ranks. A rank
+   that finds that another thread of the job made a call meanwhile refuses the switch.
 2. *From there on a call's row follows from the communicator's calls since the switch* (`routes.base.TableCursor`).
 3. *Settings of a trial are a lease*: they hold for as many calls of a communicator as the steps of one window have, and
-   then for none. Nobody has to be told, or to agree, that a trial is over. A further window under the same settings is
-   a switch like any other.
-4. *Settled settings stay.* They were better than the untouched job, so they hold until all ranks agree to change them,
-   standing alike; "off" is such a change, too. Without the word of all, every rank keeps them, for good.
+   then expire. No message or agreement is needed to end a trial. A further window under the same settings is a switch
+   like any other.
+4. *Settled settings stay.* They were better than the untouched job, so they hold until all ranks agree on a change at
+   the same place; "off" is such a change, too. Without the agreement of all, every rank keeps them for good.
 
-Why no two ranks ever issue a call under different settings, whoever loses the store, dies, or counts steps otherwise
-than the others. Between two switches nothing that a rank does by itself changes what a call gets (rule 2): not the end
-of a window (3), not "off" (3 and 4: a route that is closed holds a lease in force to its end), not the loss of the
-store. And a switch needs the word of every rank, given while it stands where the others stand (1).
+Therefore no two ranks ever issue a call under different settings, even if one loses the store, dies, or counts steps
+differently. Between two switches nothing that a rank does alone changes the setting of a call (rule 2): not the end of
+a window (3), not "off" (3 and 4: a closed route keeps a lease in force to its end), not the loss of the store. And a
+switch needs the agreement of every rank, given while it stands where the others stand (1).
 
-When a rank loses the store within the agreement, its last word is missing and the answer is "no"; or it is given and
-the rank may not guess: `InDoubt` ends the job, because a job that ends is better than one that hangs or computes
-nonsense. It takes a store that is lost within the last round trips of a switch, and not found again within the
-timeout.
+If a rank loses the store during the agreement, either its answer is missing, and the result is "no"; or it has
+answered, and must not guess the result: then `InDoubt` ends the job, because a job that ends is better than one that
+hangs or computes wrong results. That takes a store that is lost within the last round trips of a switch and not found
+again within the timeout.
 
-A switch that fails on one rank is a "no", too: each rank commits before its last word, between the same two calls, and
-takes the commit back where the answer is "no" (`Route.take_back`). Only a rank that cannot do even that ends the job.
+A switch that fails on one rank is a "no", too: each rank commits before its final answer, between the same two calls,
+and takes the commit back if the result is "no" (`Route.take_back`). Only a rank that cannot take it back ends the job.
 """
 
 import logging
@@ -47,9 +47,9 @@ _log = logging.getLogger(__name__)
 
 
 class InForce:
-    """The settings in force on one rank, `size_octaves` as in the plan; `is_settled` says that they are no trial's.
+    """The settings in force on one rank; `size_octaves` as in the plan, `is_settled`: they are not a trial's.
 
-    `cycles` are the calls of this rank's step, as it was last recorded untouched.
+    `cycles` are the calls of this rank's step as last recorded untouched.
     """
 
     def __init__(self, exchange: Exchange, route: Route) -> None:
@@ -68,7 +68,7 @@ class InForce:
         self.is_settled = False
 
     def enter(self, plan: WindowPlan) -> WindowPlan:
-        """Does what a plan says of settings, between two steps; the plan itself, or the last word in its place.
+        """Applies a plan's settings between two steps; returns the plan, or the final decision in its place.
 
         Raises:
             StoreLost: if the store does not answer; then `alone` says what to do.
@@ -94,11 +94,11 @@ class InForce:
         return plan
 
     def alone(self, window: int, why: str) -> WindowPlan:
-        """What a rank does from a window on that it cannot hear of."""
+        """The plan of a rank from the first window on whose plan it cannot get."""
         return self._last_word(window, why)
 
     def raise_interrupt(self) -> None:
-        """Raises what interrupted this rank within an agreement, once it has done as all others do."""
+        """Re-raises an interrupt that came during an agreement, once this rank has followed its result."""
         interrupt, self._interrupt = self._interrupt, None
         if interrupt is not None:
             raise interrupt

@@ -7,9 +7,9 @@
     WATCH --(drift, or another step)--> RECORD, at most `max_rearms` times
     any   --(a rank wants to stop)--> OFF
 
-Trials and verdicts are `search`'s, settled settings `watch`'s; here is what both stand on: that the ranks agree, that
-what was measured means something, and what the job is. Pure: no clock, file, store or torch; the same reports give the
-same plans.
+`search` has the trials and verdicts, `watch` the settled settings. This module checks what both rely on: that the ranks
+agree, that the measured times are valid, and what the job is. Pure: no clock, file, store or torch; the same reports
+give the same plans.
 """
 
 import logging
@@ -68,21 +68,21 @@ def _set(group: TunedGroup, configs: Mapping[Site, CommConfig]) -> tuple[CommCon
 _log = logging.getLogger(__name__)
 
 MAX_VOID: Final = 20
-"""Windows in a row whose times meant nothing, after which the tuner waits in long windows."""
+"""Void windows in a row after which the tuner freezes and waits in long windows. Chosen, not measured."""
 MIN_VARIED: Final = 3
-"""Windows in which calls had other sizes, before sizes are taken by classes."""
+"""Windows whose calls had other sizes before sizes are grouped into classes: fewer may be evaluations."""
 FROZEN_STEPS: Final = 50
-"""Length of a window while ranks disagree, or nothing can be measured."""
+"""Steps of a window while ranks disagree, or nothing can be measured: long, because each window costs an agreement."""
 MAX_FREEZES: Final = 20
-"""As many times, and the tuner gives up for good."""
+"""Freezes after which the tuner gives up for good. Bounds the agreements with a job that cannot be tuned."""
 
 
 class Leader:
     """Tunes one job; `steps_apart` as in `WindowPlan`.
 
-    `started` are settings that were found before, by classes of sizes `size_octaves` wide, in a job of these `cycles`:
-    they take the place of a search if the job has all of their sites and is faster with them. A search that comes all
-    the same may begin with them, as it may with what an earlier one measured (`warm`).
+    `started` are saved settings, by size classes `size_octaves` wide, from a job of these `cycles`: they replace a
+    search if the job has all of their sites and is faster with them. A search that is needed anyway may begin with
+    them, and with the measurements of an earlier search (`warm_start`).
     """
 
     def __init__(
@@ -127,11 +127,11 @@ class Leader:
         return None if self._search is None else self._search.study
 
     def first(self) -> WindowPlan:
-        """The plan of the first window: record the untouched job, for only a job that ran shows what can be set."""
-        return self._record("the job as it is, untouched")
+        """The plan of the first window: record the untouched job, because only a running job shows what can be set."""
+        return self._record("the untouched job")
 
     def offer_journal(self, text: str) -> None:
-        """A journal that some rank found, to go on with if it is of this job."""
+        """Takes a journal that some rank read; the search resumes from it if it belongs to this job."""
         self._found_journal = text
 
     def next(self, report: Report, programs: Mapping[str, StepProgram], now_s: float) -> WindowPlan:
@@ -151,7 +151,7 @@ class Leader:
             return self._held(report.hold)
         if self._sizes_vary(report):
             octaves = self._plans.size_octaves
-            return self._record(f"the sizes of its calls vary: sizes within {octaves} octaves are taken as one")
+            return self._record(f"the sizes of its calls vary: sizes within {octaves} octaves are grouped")
         match plan.state:
             case SwitchState.WATCH:
                 return self._or_record(self._watch.watched(report))
@@ -165,16 +165,16 @@ class Leader:
                 return self._measured_window(report, programs)
 
     def _held(self, reason: str) -> WindowPlan:
-        """The same once more, whatever the window told: nothing is switched now."""
+        """The same plan once more, whatever the window reported: nothing may be switched now."""
         if self._plans.state in (SwitchState.RECORD, SwitchState.FROZEN):
             return self._again(reason)
         return self._plans.same_again()
 
     def _sizes_vary(self, report: Report) -> bool:
-        """Whether the job cannot be told from step to step by its calls' sizes, but by wider classes of them.
+        """Whether the calls' sizes change from step to step, so that the job needs wider size classes.
 
-        That is so once most windows are void for that reason, three at least: a step now and then that is not like the
-        others, of an evaluation say, is measured again, and finer classes find more.
+        That is so once most windows, at least `MIN_VARIED`, differ in sizes only. An occasional odd step (an
+        evaluation) is just measured again, because narrower classes can be tuned better.
         """
         if self._plans.state not in (SwitchState.RECORD, SwitchState.SEARCH, SwitchState.FROZEN) or report.octaves < 0:
             return False
@@ -187,7 +187,7 @@ class Leader:
             return False
         self._plans.size_octaves, self._varied, self._num_alike, self._num_void = max(widths), [], 0, 0
         if self._started or self._saved:
-            _log.warning("the saved settings are for classes of sizes that this job leaves: searching instead")
+            _log.warning("the saved settings are for narrower size classes than this job needs: searching instead")
         self._started, self._saved, self._searched = (), (), ()
         return True
 
@@ -206,18 +206,18 @@ class Leader:
         self._end_search()
         self._num_freezes += 1
         if self._num_freezes > MAX_FREEZES:
-            return self._plans.give(SwitchState.DONE, f"given up, everything runs untouched: {reason}", 1, 0)
+            return self._plans.give(SwitchState.DONE, f"gave up, everything runs untouched: {reason}", 1, 0)
         return self._plans.give(SwitchState.FROZEN, reason, FROZEN_STEPS, FROZEN_STEPS - WATCHED_STEPS)
 
     def _end_search(self) -> None:
-        """Nothing is set or searched; what a search saw is remembered."""
+        """Clears the settings and ends the search; its measurements are remembered."""
         self._plans.set(())
         self._watch.stop()
         if self._search is not None:
             self._searched, self._search = earlier_search(self._search.job, self._search.study), None
 
     def _again(self, reason: str, report: Report | None = None) -> WindowPlan:
-        """The same window once more; after many, in long windows, untouched until something can be measured."""
+        """The same window once more; after many void ones freezes until something can be measured."""
         self._num_void += 1
         if self._started and self._plans.state is SwitchState.RECORD and self._num_void > MAX_VOID:
             return self._begin_with(self._started, report, f"started with saved settings, unchecked: {reason}")
@@ -225,12 +225,12 @@ class Leader:
             return self._freeze(reason)
         return self._plans.same_again(reason)
 
-    def _begin_with(self, settings: tuple[SiteSetting, ...], report: Report | None, trusted: str) -> WindowPlan:
-        """In place of a search, once: after a drift the job is searched, and not by a journal of before."""
+    def _begin_with(self, settings: tuple[SiteSetting, ...], report: Report | None, reason: str) -> WindowPlan:
+        """Starts with saved settings instead of a search, once; a search after a drift ignores the old journal."""
         self._found_journal = ""
         if not self._options.check_share:
             self._started = ()
-            return self._watch.settle(settings, trusted, self._shapes)
+            return self._watch.settle(settings, reason, self._shapes)
         self._num_void = 0
         timed = () if report is None else steps_that_count(report.steps_s)
         return self._watch.check_saved(settings, fmean(timed) if timed else 0.0, self._shapes)
@@ -288,7 +288,7 @@ class Leader:
             if not lacking:
                 return self._begin_with(started, report, "started with saved settings")
             self._started = ()
-            words = "the saved settings are of another job (%d of %d sites are not in this one): searching instead"
+            words = "the saved settings belong to another job (%d of %d sites are not in this one): searching instead"
             _log.warning(words, len(lacking), len(started))
         if not job.groups:
             words = "nothing to tune: no setting reaches a collective of this job"
@@ -310,6 +310,6 @@ class Leader:
             return self._watch.settle((), f"the budget is too small: {budget}", self._shapes)
         how = self._num_ranks, options.tuner, options.tuner_options, options.seed, options.num_pairs
         octaves = (self._plans.size_octaves,) if self._plans.size_octaves else ()
-        found, self._found_journal = self._found_journal, ""
-        search.take_up_journal(found, job.fingerprint(*how, *octaves), self._route_name)
+        journal, self._found_journal = self._found_journal, ""
+        search.take_up_journal(journal, job.fingerprint(*how, *octaves), self._route_name)
         return self._or_settle(search, search.next_trial())

@@ -1,19 +1,19 @@
-"""One rank's part in the lock-step: windows of steps, one agreed plan each, a report before each ends.
+"""One rank's part in the lock-step: windows of steps, each with an agreed plan, and a report before it ends.
 
-    step 0 of a window     read the plan, switch if it names new settings (all ranks or none: `in_force`)
+    step 0 of a window     read the plan, switch if it has new settings (all ranks or none: `in_force`)
     measured steps         the route times every collective
     last step but one      report, unless others report to this rank
-    last step              who has reports to read merges them and reports in turn; rank 0 publishes the next plan;
+    last step              a rank with children merges their reports and reports itself; rank 0 publishes the next plan;
                            in long windows that only time the steps, both one step earlier (`WindowPlan.decided_after`)
 
-Steps are counted by each rank alone; what a collective gets depends on no such count (`in_force`). Where counts differ
-the ranks come to their windows' ends at different calls, and find it out there: nobody switches any more.
+Each rank counts its own steps; the setting of a collective never depends on that count (`in_force`). Ranks whose counts
+differ reach their windows' ends at different calls and detect it there: then nobody switches any more.
 
-Whatever fails here is this rank's wish to stop, written where the next plan would stand, so that all ranks stop
-measuring at the same window; the job itself is never disturbed. Only a switch that all agreed on and this rank cannot
-do, or cannot know of, ends the job, because its collectives would hang. A rank that is not heard is no wish: it may
-have lost the store and run on with what is set, so settled settings then stay, for good; those of a trial end with
-their lease. No torch; the clock and the route are given.
+A failure of ours becomes this rank's request to stop, written in place of the next plan, so that all ranks stop
+measuring at the same window; the job itself is never disturbed. Only a switch that all agreed on, and that this rank
+cannot make or cannot know about, ends the job, because its collectives would hang. A missing rank is not a request to
+stop: it may have lost the store and keep running with its settings, so settled settings then stay for good, and those
+of a trial end with their lease. No torch; the clock and the route are arguments.
 """
 
 import logging
@@ -144,7 +144,7 @@ class Member:
     def stop(self, reason: str) -> None:
         """Asks all ranks to go back to the untouched job at the end of this window; too late where all is over."""
         if self._is_over and self.settings and not self._stop:
-            _log.warning("too late for %r: what is set stays, the ranks agree on nothing any more", reason)
+            _log.warning("too late for %r: what is set stays, because the ranks no longer agree on changes", reason)
         self._stop = self._stop or reason
 
     def begin_step(self) -> None:
@@ -261,11 +261,11 @@ class Member:
 
     def _begin(self) -> None:
         """Publishes the journal found here, and on rank 0 the first plan."""
-        found = self._journal.read()
-        self._totals.num_journal_lines = len(whole_lines(found))
+        journal = self._journal.read()
+        self._totals.num_journal_lines = len(whole_lines(journal))
         try:
-            if found:
-                self._exchange.share_journal(found)
+            if journal:
+                self._exchange.share_journal(journal)
             if self._leader is not None:
                 self._exchange.propose(self._leader.first())
         except StoreLost as error:

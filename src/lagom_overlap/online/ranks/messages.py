@@ -1,4 +1,4 @@
-"""What ranks say to each other through the job's store: strictly typed JSON, never pickled, nothing in it is run."""
+"""The messages between ranks through the job's store: strictly typed JSON, never pickled, never executed."""
 
 import hashlib
 from collections import defaultdict
@@ -35,24 +35,23 @@ SETTLED: Final = (SwitchState.WATCH, SwitchState.DONE)
 """States in which settings are no trial's."""
 
 UNLIKE: Final = 1 << 10
-"""In place of a width of classes: the steps make other calls, not the same ones with other sizes."""
+"""Instead of a class width: the steps make different calls, not the same calls with different sizes."""
 LONG: Final = 16
-"""Steps of a window from which on two of them more or less that are not reported make no difference."""
+"""Windows of at least this many steps report one step earlier; one unreported step more makes no difference there."""
 KEPT: Final = -1
-"""In place of an epoch: whatever is in force stays, although not every rank may read this plan."""
+"""Instead of an epoch: the settings in force stay, although not every rank may read this plan."""
 
 
 class WindowPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What every rank does in one window of steps.
 
     The window has `num_steps` steps, of which `first_measured` and every `steps_apart`-th after it up to the last but
-    one are measured (none in a window that is only run). `epoch` names the settings: a new one other than `KEPT` is a
-    switch, and only then `settings` are told; `is_adopted` says that they are settled by a verdict of this job,
-    `is_overturned` that what one adopted has lost since. `size_octaves` is the width of the classes by which calls of
-    different sizes are one (0: none); it changes only with nothing set. `cycles` are those of saved settings, in the
-    first plan, for ranks that never come to record a step of their own. DONE and OFF are the last word: the former
-    keeps its settings for good, the latter takes everything away. `journal` holds lines that those who keep a journal
-    add to theirs, or with `journal_is_new` begin it with.
+    one are measured (none in a window that is only run). `epoch` numbers the settings: a new number other than `KEPT`
+    is a switch, and only then the plan holds `settings`; `is_adopted` says that a verdict of this job adopted them,
+    `is_overturned` that adopted settings have lost a later check. `size_octaves` is the width of the size classes
+    (0: none); it changes only while nothing is set. `cycles` are those of saved settings, in the first plan, for ranks
+    that never record a step of their own. DONE and OFF are final: DONE keeps the settings for good, OFF removes them
+    all. `journal` holds lines that ranks with a journal append to it, or begin it with if `journal_is_new`.
     """
 
     window: int
@@ -77,10 +76,10 @@ class WindowPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def decided_after(self) -> int:
-        """Steps after which the next plan is made; the reports for it come one step before.
+        """Steps after which the next plan is made; the reports for it are sent one step earlier.
 
-        A step more before it counts gives it time to travel, so that no rank waits for it: in long windows in which
-        nothing is measured, which a settled job mostly consists of.
+        In long windows without measurements, which a settled job mostly consists of, the plan is made one step before
+        the end, so that it has time to travel and no rank waits for it.
         """
         is_only_timed = self.first_measured >= self.num_steps - 1
         return self.num_steps - 1 if is_only_timed and self.num_steps >= LONG else self.num_steps
@@ -92,7 +91,7 @@ class WindowPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Calls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What some of a communicator's ranks called: `digest` of the calls as `rank` told it, by how many of `size`."""
+    """Digest of the calls on a communicator as `rank` reported it, and how many of its `size` ranks have reported."""
 
     rank: int
     digest: str
@@ -101,7 +100,7 @@ class Calls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one rank saw in one window, or, merged, what a range of ranks did: its size does not grow with the ranks.
+    """One rank's report of a window, or the merged one of a range of ranks; its size does not grow with the ranks.
 
     `num_steps` counts steps since the tuner began, of the first rank. `disagreement` says how ranks differ in steps or
     calls, `void` why times mean nothing, `hold` why nothing may be switched now, `stop` why a rank wants no more
@@ -140,13 +139,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def steps_that_count(steps_s: Sequence[float]) -> Sequence[float]:
-    """Of the times of a window's steps: the first step settles, unless it is the only one that was reported."""
+    """The times of a window's steps without the first, which settles, unless it is the only one reported."""
     return steps_s[1:] or steps_s
 
 
 MOST_CALLS: Final = 64
-"""Communicators that a merged report tells apart; disagreement on others is found, but not named."""
+"""Communicators that a merged report lists; disagreement on others is detected by `balance`, but not named."""
 MODULUS: Final = 2**61 - 1
+"""A Mersenne prime: unequal digests cancel with a chance of 1 in 2^61 only."""
 Message = TypeVar("Message", WindowPlan, Report, StepProgram)
 _ENCODER: Final = msgspec.json.Encoder()
 
@@ -198,20 +198,20 @@ def calls_of(
             words = f"{call.key.kind} {call.key.num_bytes} {call.key.occurrence};"
             hashes[call.key.communicator].update(words.encode())
     wires = wires_of(records)
-    found, balance = {}, 0
+    calls, balance = {}, 0
     for communicator, hashed in hashes.items():
         ranks, size = communicator.ranks, len(communicator.ranks)
         if wire := wires.get(communicator):
             hashed.update(f"{communicator.description}#{communicator.creation_order}".encode())
         name, digest = wire or _name(communicator), hashed.hexdigest()[:16]
-        found[name] = Calls(rank=rank, digest=digest, num_ranks=1, size=size)
+        calls[name] = Calls(rank=rank, digest=digest, num_ranks=1, size=size)
         if wire:
             place = places.get(wire, size)
         else:
             place = ranks.index(rank) if rank in ranks and max(ranks) < num_ranks else size
         if place < size <= num_ranks:  # else not all of its ranks report
             balance += balance_of(name, place, size, digest)
-    return found, balance % MODULUS
+    return calls, balance % MODULUS
 
 
 def wires_of(records: Sequence[StepRecord]) -> dict[CommunicatorId, str]:
@@ -237,7 +237,7 @@ def shape_of(rank: int, program: str) -> int:
 
 
 def merged(reports: Sequence[Report]) -> Report:
-    """The report of all ranks of some reports, given in order of rank.
+    """Merges reports, given in order of rank.
 
     Raises:
         ValueError: if there is none.
@@ -277,26 +277,26 @@ def merged(reports: Sequence[Report]) -> Report:
 
 def _merged_calls(reports: Sequence[Report]) -> tuple[dict[str, Calls], str]:
     """The calls of communicators whose ranks are not all here yet, and the first difference in words."""
-    seen: dict[str, Calls] = {}
+    by_name: dict[str, Calls] = {}
     quarrel = ""
     for report in reports:
         for name, calls in report.calls.items():
-            other = seen.get(name)
+            other = by_name.get(name)
             if other is not None and other.digest != calls.digest and not quarrel:
                 quarrel = f"ranks {other.rank} and {calls.rank} made different calls on communicator {name}"
             first = calls if other is None else other
             num_ranks = calls.num_ranks + (0 if other is None else other.num_ranks)
-            seen[name] = Calls(rank=first.rank, digest=first.digest, num_ranks=num_ranks, size=first.size)
-    open_ = [(name, calls) for name, calls in seen.items() if calls.num_ranks < calls.size]
+            by_name[name] = Calls(rank=first.rank, digest=first.digest, num_ranks=num_ranks, size=first.size)
+    open_ = [(name, calls) for name, calls in by_name.items() if calls.num_ranks < calls.size]
     return dict(open_[:MOST_CALLS]), quarrel
 
 
-def _slowest(seen: Sequence[dict[str, Measurement]]) -> dict[str, Measurement]:
+def _slowest(reports: Sequence[dict[str, Measurement]]) -> dict[str, Measurement]:
     """Each group's times, each the largest that any rank saw."""
-    found: dict[str, list[Measurement]] = {}
-    for times in seen:
+    by_group: dict[str, list[Measurement]] = {}
+    for times in reports:
         for name, each in times.items():
-            found.setdefault(name, []).append(each)
+            by_group.setdefault(name, []).append(each)
     return {
         name: Measurement(
             makespan_s=max(times.makespan_s for times in each),
@@ -305,5 +305,5 @@ def _slowest(seen: Sequence[dict[str, Measurement]]) -> dict[str, Measurement]:
             num_repeats=min(times.num_repeats for times in each),
             makespan_iqr_s=max(times.makespan_iqr_s for times in each),
         )
-        for name, each in found.items()
+        for name, each in by_group.items()
     }

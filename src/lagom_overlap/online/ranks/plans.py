@@ -1,4 +1,4 @@
-"""Writes the plans of windows: numbers them and the settings, and sends along what the ranks do not know yet."""
+"""Writes the plans of windows: numbers windows and settings, and includes what the ranks do not have yet."""
 
 from typing import Final
 
@@ -6,7 +6,7 @@ from lagom_overlap.collective.sites import RoleCycle, SiteSetting
 from lagom_overlap.online.ranks.messages import SETTLED, SwitchState, WindowPlan
 
 PROBATION_STEPS: Final = 3
-"""Of a setting that runs for the first time: one step to settle, one measured, one while the reports travel."""
+"""Steps of a new setting's first window: one to settle, one measured, one while the reports travel."""
 
 
 class Plans:

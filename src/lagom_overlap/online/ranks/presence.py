@@ -1,20 +1,20 @@
-"""Who is still there: a thread of each rank tells one that waits for the others when it waits in vain.
+"""Detects ranks that will not come: a thread of each rank ends waits that are in vain.
 
-The store does not say that a rank was killed, nor that it sits in a collective which the waiting ones have not issued;
-whoever waits for it there does so for the whole timeout. So ranks speak to their neighbours in the tree (`links`), who
-pass on what is news:
+The store shows neither that a rank was killed nor that it is inside a collective that the waiting ranks have not
+issued, so a rank that waits there does so for the whole timeout. Therefore ranks talk to their neighbours in the tree
+(`links`), which forward news:
 
-    Gone     a connection ended without a goodbye: that rank was killed, or its machine is away
+    Gone     a connection ended without a goodbye: that rank was killed, or its machine is gone
     Left     a goodbye: that rank comes to no boundary (window) beyond the one that it has reached
-    Waits    how many collectives ranks had issued, by communicator, that have long waited at a boundary
+    Waits    the collectives issued, by communicator, of ranks that have long waited at a boundary
     Beyond   a rank that is not there has issued more: it can never come there with the same counts
 
-What is no news goes no further: one rank that is gone is enough for all, of those that left the one that is missed
-first, of those that wait at a boundary the least count of each communicator. So nobody hears of every rank. A rank that
-is only slow, even one that is stopped, is no trouble.
+Only news is forwarded: one gone rank is enough; of the ranks that left, the one that will be missed first; of the ranks
+that wait at a boundary, the smallest count of each communicator. So no rank hears about every other. A rank that is
+merely slow, even stopped, is no trouble.
 
-All this only shortens waits. Where sockets cannot be had, a neighbour runs without us or has closed its end, nothing is
-heard from there and the timeout remains. Nothing here raises into the job. No torch.
+All this only shortens waits. Without sockets, or if a neighbour runs without us or has closed its end, nothing arrives
+from there and the timeout applies. Nothing here raises into the job. No torch.
 """
 
 import hashlib
@@ -34,24 +34,26 @@ from lagom_overlap.online.ranks.links import Links, Message, Natural, Word
 _log = logging.getLogger(__name__)
 
 PATIENCE_S: Final = 0.25
-"""Only a wait this long is told: at most boundaries the ranks arrive within milliseconds of each other."""
+"""Shorter waits are not announced: at most boundaries the ranks arrive within milliseconds of each other."""
 AGAIN_S: Final = 0.1
-"""Between two looks at this rank's own counts, and between two bundles of others' counts that it passes on."""
+"""Seconds between two looks at this rank's own counts, and between two bundles of counts that it forwards. Chosen."""
 CLOSE_S: Final = 1.0
-"""The longest that `close` waits for the thread, which is late only where the store or a name server hangs."""
+"""The longest that `close` waits for the thread, which is late only if the store or a name server hangs."""
 MOST_CALLS: Final = 1024
-"""In a message: 50 bytes each at most, so that it is within `links.MOST_BYTES`."""
+"""Communicators in one message: at most 50 bytes each, so that it stays within `links.MOST_BYTES`."""
 MOST_BOUNDARIES: Final = 4
-"""Kept at a time: ranks are at most one window apart."""
+"""Boundaries that are kept: ranks are at most one window (two boundaries) apart."""
 MOST_COMMUNICATORS: Final = 1 << 16
+"""Communicators that are kept per boundary. Bounds memory."""
 ROLL_CALL_S: Final = 2.0
 """How long a rank waits for others before it asks who is here, and asks again: ranks say so as soon as their process
 group is there, which comes about on all of them within moments."""
 AT_ONCE: Final = 1024
-"""Ranks whose words are read at once: some 20 KB."""
+"""Ranks whose entries are read in one request: some 20 KB."""
 MOST_NAMED: Final = 4
+"""Absent ranks that a message names; the rest is "and more"."""
 FAR: Final = 1 << 62
-"""The boundary that a rank says it has reached if it can tell no more, but goes on: nobody misses it."""
+"""The boundary announced by a rank whose thread ends while the rank goes on, so that nobody misses it."""
 
 Calls: TypeAlias = dict[Word, tuple[Natural, Natural]]
 """By communicator (`_short`): the least number of collectives issued, and a rank that stopped there."""
@@ -95,7 +97,7 @@ class _Stop:
 
 
 class Presence:
-    """One rank's end. The training thread says where it waits and asks for trouble.
+    """One rank's end. The training thread reports where it waits and asks for trouble.
 
     `counts` says how many collectives this rank has issued so far on each communicator, by a name that all its members
     share; the thread calls it. `store` is for the thread alone, so it should be a connection of its own. The two
@@ -153,9 +155,9 @@ class Presence:
             self._at = None
 
     def trouble(self) -> str:
-        """Why nobody need wait any longer at the boundary where the training thread is; empty without a reason.
+        """Why waiting at the training thread's boundary is in vain; empty if it is not.
 
-        A rank that is gone is trouble everywhere.
+        A rank that is gone is trouble at every boundary.
         """
         if self._gone >= 0:
             return f"rank {self._gone} is gone"
@@ -205,7 +207,7 @@ class Presence:
         _log.debug("rank %d does not hear whether others are gone: %s", self._rank, error, exc_info=True)
 
     def _do_what_is_due(self) -> float | None:
-        """Does it, and returns in how many seconds something is due again; None for never."""
+        """Does what is due; returns the seconds until something is due again, None if nothing is."""
         now, dues = monotonic(), []
         if self._leaves is not None:
             self._say_goodbye(self._leaves)
@@ -298,8 +300,8 @@ class Presence:
             return
         waits = self._waits.setdefault(message.boundary, {})
         for name, waiting in message.calls.items():
-            known = waits.get(name)
-            if (known is None and len(waits) < MOST_COMMUNICATORS) or (known is not None and waiting[0] < known[0]):
+            least = waits.get(name)
+            if (least is None and len(waits) < MOST_COMMUNICATORS) or (least is not None and waiting[0] < least[0]):
                 waits[name] = waiting
                 self._news.setdefault(message.boundary, {})[name] = waiting
 

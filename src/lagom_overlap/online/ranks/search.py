@@ -1,9 +1,9 @@
-"""One search of a job that was recorded: trials, then the rounds of the verdict, as windows of rank 0's plans.
+"""One search of a recorded job: trials, then the rounds of the verdict, as windows of rank 0's plans.
 
-A trial is two windows under one setting: a short one, whose one measured step decides whether it is abandoned, then one
-that measures. Measured steps guide the search and nothing else: the verdict's windows, default and tuned in the study's
-shuffled rounds, are judged by their whole steps, in which nothing of ours runs; unless tuned is faster there, the
-default comes back. Pure, like all that rank 0 decides.
+A trial is two windows under one setting: a short one whose single measured step decides whether the trial is abandoned,
+then one that measures. Measured steps guide the search and nothing else. The verdict's windows, default and tuned in
+the study's shuffled rounds, are judged by whole steps in which nothing of ours runs; unless tuned is faster there, the
+default comes back. Pure, like all decisions of rank 0.
 """
 
 import logging
@@ -78,7 +78,7 @@ class Search:
         return self.study.num_verdict_steps * self._options.window_steps
 
     def take_up_journal(self, text: str, name: str, route_name: str) -> None:
-        """Goes on behind a journal that some rank found, if it is of the job of this name; begins the ranks' own."""
+        """Resumes from a journal that some rank read, if it is of the job of this name; begins the ranks' journals."""
         # Ranks whose journals are one file on a shared disk have written every line several times.
         lines = list(dict.fromkeys(whole_lines(text)))
         kept: Sequence[Entry] = ()
@@ -86,7 +86,7 @@ class Search:
             kept = _entries_of(lines, self.job.problems, name)
             self.study.replay(kept)
             if kept:
-                _log.info("the journal holds %d measured settings of this job: going on behind them", len(kept))
+                _log.info("resuming from the journal: it holds %d measured settings of this job", len(kept))
         except BundleError as error:
             _log.warning("starting anew: %s", error)
             kept = ()
@@ -112,14 +112,15 @@ class Search:
         is_default = dict(self._assignments) == self.job.default
         self._trial = _Trial(step, is_probation=is_search and not is_default)
         where = "" if step.round is None else f" in round {step.round + 1}"
-        reason = next(iter(step.reasons.values()), f"{step.arm}{where}")
+        arm = "measuring noise" if step.arm == SAME_ARM else f"{step.arm}{where}"
+        reason = next(iter(step.reasons.values()), arm)
         if self._trial.is_probation:
             return self._plans.give(state, reason, PROBATION_STEPS, 1)
         # Whole steps judge: none of them is measured.
         return self._plans.give(state, reason, options.window_steps, 1 if is_search else options.window_steps)
 
     def why_void(self, report: Report) -> str:
-        """Why the window of a trial or of the verdict has to be run again; empty if it tells what it should."""
+        """Why the window of a trial or of the verdict has to be repeated; empty if it is complete."""
         if self._plans.state is SwitchState.VERDICT:
             timed = steps_that_count(report.steps_s)
             return "" if timed and min(timed) > 0 else "no step was timed"
@@ -144,7 +145,7 @@ class Search:
         return self.next_trial()
 
     def round_ran(self, report: Report) -> WindowPlan | None:
-        """After a window of the verdict, judged by its whole steps, as long as the slowest rank took for them."""
+        """After a window of the verdict: its whole steps count, as long as the slowest rank took for them."""
         step, step_s = self._under_way.step, fmean(steps_that_count(report.steps_s))
         if step.arm in (DEFAULT_ARM, SAME_ARM):
             self._payback.saw_default(step_s)
@@ -168,7 +169,7 @@ class Search:
         self._plans.add_to_journal(entry_to_json(entry, self.job.problems))
 
     def _abandoned(self, outcomes: Mapping[str, Outcome], step_s: float) -> dict[str, Outcome]:
-        """The groups to blame for a step that took too long: those too slow themselves, else the worst."""
+        """Failures for the groups that made a step too slow: those too slow themselves, else the slowest one."""
         ratios = {
             name: outcome.makespan_s / self._default_s[name]
             for name, outcome in outcomes.items()
@@ -183,7 +184,7 @@ class Search:
 
 
 def study_factory(options: OnlineOptions) -> StudyFactory:
-    """What begins a search by the options' tuner."""
+    """The factory of the studies of the options' tuner."""
     launches = LaunchSpace(sm_carveouts=options.sm_carveouts, scope=LaunchScope.STEP)
     takes_warm = takes_warm_start(options.tuner, online=True)
 
@@ -217,6 +218,6 @@ def _entries_of(lines: Sequence[str], problems: Problems, fingerprint: str) -> t
     if header.job_fingerprint != fingerprint:
         raise BundleError(
             f"the journal was written for job {header.job_fingerprint}, this is {fingerprint}: "
-            "another model, number of ranks, tuner or seed, or calls that were hidden then and are waited for now"
+            "another model, number of ranks, tuner or seed, or calls that were hidden then and are exposed now"
         )
     return entries_from_json(lines[1:], problems, first_line=2)

@@ -1,8 +1,8 @@
-"""A job that is settled: whether its steps stay as they are, and now and then whether its settings still pay.
+"""A settled job: watches whether its steps become slower, and checks now and then whether its settings still pay.
 
-Its windows are long and their steps only timed; in some the calls are measured as well. What that costs, and what the
-agreement of ranks costs, is kept to a small part of the job's time, and so is what checks against the default cost.
-Pure, like all that rank 0 decides.
+Its windows are long and their steps only timed; in some the calls are measured as well. Measuring, the agreement of the
+ranks and the checks against the default are each kept to a small share of the job's time. Pure, like all decisions of
+rank 0.
 """
 
 import logging
@@ -22,27 +22,27 @@ from lagom_overlap.tuners.sequential import LEAST_PAIRS
 _log = logging.getLogger(__name__)
 
 WATCHED_STEPS: Final = 4
-"""The last steps of a long window: all but the very last are measured."""
+"""In a measured window of a settled job only these last steps are measured, except the very last."""
 WATCHED_WINDOWS: Final = 8
-"""Once settled, one window in this many is measured like that, or fewer; in the others steps are only timed."""
+"""In a settled job at most one window in this many is measured; in the others steps are only timed. Chosen."""
 MEASURING_SHARE: Final = 0.001
-"""Of a settled job's time, what measuring may take; half of what all of ours may."""
+"""The share of a settled job's time that measuring may take: half of the total that all of ours may take."""
 MEASURING_S: Final = 25e-6
-"""As much it may take of each step, however short."""
+"""What measuring may always take per step, in seconds, however short the step is."""
 AGREEING_S: Final = 5e-4
-"""Of a rank's processor, what a settled window's report and plan take, about: 460 us where they were measured."""
+"""CPU seconds of a rank for the report and plan of a settled window, rounded up (measured: 460 us)."""
 AGREEING_SHARE: Final = 0.0005
-"""Of a settled job's time, what they may take; a window has more steps where steps are short."""
+"""The share of a settled job's time that reports and plans may take; windows are longer where steps are short."""
 AGREEING_LEAST_S: Final = 5e-6
-"""As much they may take of each step, however short."""
+"""What they may always take per step, in seconds, however short the step is."""
 MOST_LENGTHENED: Final = 4
-"""A settled window has at most so many times the steps that were asked for: a job is not left alone for long."""
+"""A settled window has at most this many times `watch_steps` steps, so that a drift is noticed in time."""
 
 
 class Watch:
-    """Watches and checks what is settled, as windows that `plans` writes.
+    """Watches and checks the settled settings, as windows that `plans` writes.
 
-    What it returns is the next plan, or in words why the job has to be tuned again.
+    Methods return the next plan, or the reason why the job has to be tuned again.
     """
 
     def __init__(self, plans: Plans, options: OnlineOptions) -> None:
@@ -52,18 +52,18 @@ class Watch:
         self._slow_phases: Final = SlowPhases()
         self._watcher: Watcher | None = None
         self._shapes: int | None = None
-        """Of the step that is watched; None: of the next one that is measured."""
+        """The shapes of the watched step; None: those of the next measured step."""
         self._settled_by = ""
         self._num_steps = options.watch_steps
         self._num_windows = self._next_measured = 0
         self._num_unlike = 0
-        """Windows in a row whose calls were others."""
+        """Measured windows in a row whose calls differed."""
         self._num_rearms = 0
         self._exchange_s = 0.0
         self._check: Check | None = None
         self._checked: tuple[SiteSetting, ...] = ()
         self._is_paid = True
-        """Whether the check under way is paid for out of `check_share`."""
+        """Whether the check under way counts towards `check_share`."""
         self._may_check_unpaid = True
 
     @property
@@ -72,7 +72,7 @@ class Watch:
         return self._check is not None
 
     def took(self, plan: WindowPlan, report: Report) -> None:
-        """A window is over: what it cost, and what the windows to come may."""
+        """Accounts for a finished window, and adapts the length and spacing of the next ones."""
         if plan.state is SwitchState.WATCH:
             self._budget.num_settled += plan.num_steps if self._plans.settings else 0
             self._lengthen(report)
@@ -80,19 +80,19 @@ class Watch:
         self._exchange_s = report.exchange_s
 
     def settle(self, settings: tuple[SiteSetting, ...], reason: str, shapes: int | None) -> WindowPlan:
-        """From now on these settings are in force; `shapes` as in `Report`, None where nobody knows."""
+        """Settles these settings; `shapes` as in `Report`, None if not known."""
         self._plans.set(settings)
         self._shapes, self._check = shapes, None
         self._settled_by, self._num_windows, self._next_measured = reason, 0, 0
         return self._watch_on()
 
     def check_saved(self, settings: tuple[SiteSetting, ...], default_s: float, shapes: int | None) -> WindowPlan:
-        """Saved settings against the default; a step of that took `default_s` last, 0 where nobody knows."""
+        """Begins a check of saved settings against the default, whose last step took `default_s` (0: not known)."""
         self._shapes = shapes
         return self._begin_check(settings, default_s, is_start=True, is_paid=False)
 
     def stop(self) -> None:
-        """Something else than watching begins."""
+        """Ends watching."""
         self._check = None
 
     def watched(self, report: Report) -> WindowPlan | str:
@@ -111,13 +111,13 @@ class Watch:
             return self._still_watching()
         if self._check is not None:
             return self._next_check(self._check)
-        # As many rounds as settle a clear case are saved up for, so that such settings leave at once.
+        # Saves up for the rounds that decide a clear case, so that settings that became slower are dropped at once.
         if self._budget.can_pay(self._steps_of(1 + LEAST_PAIRS)):
             return self._begin_check(self._plans.settings, 0.0)
         return self._still_watching()
 
     def why_void(self, report: Report) -> str:
-        """Why a window of a check at the start has to be run again; empty if it tells what it should, or later."""
+        """Why a window of the check at the start has to be repeated; empty if it is complete, and for later checks."""
         if self._check is None or not self._check.is_start:
             return ""
         return report.void or ("" if _is_timed(report) else "no step was timed")
@@ -139,7 +139,7 @@ class Watch:
     # Windows. ---------------------------------------------------------------------------------------------------------
 
     def _watch_on(self) -> WindowPlan:
-        """From here on, by the times to come."""
+        """Starts a new watcher on the coming steps."""
         self._num_unlike = 0
         self._watcher = Watcher(self._options.drift_ratio, self._options.drift_steps, self._slow_phases)
         if not self._options.watch_steps:
@@ -157,14 +157,14 @@ class Watch:
         return self._plans.give(SwitchState.WATCH, reason, steps, first_measured)
 
     def _lengthen(self, report: Report) -> None:
-        """As many steps in the windows to come as their agreement is worth."""
+        """Makes the next windows so long that agreement stays within its share of the time."""
         if timed := steps_that_count(report.steps_s):
             least = self._options.watch_steps
             each_s = max(AGREEING_SHARE * fmean(timed), AGREEING_LEAST_S)
             self._num_steps = min(max(least, ceil(AGREEING_S / each_s)), MOST_LENGTHENED * least)
 
     def _space_out(self, plan: WindowPlan, report: Report) -> None:
-        """Puts the next measured window off until the last one's cost is a small share: PyTorch's profiler is dear."""
+        """Delays the next measured window until the cost of the last one, PyTorch's profiler, is a small share."""
         timed = steps_that_count(report.steps_s)
         if timed and any(plan.measures(step) for step in range(plan.num_steps)):
             each_s = max(MEASURING_SHARE * fmean(timed), MEASURING_S)
@@ -172,7 +172,7 @@ class Watch:
             self._next_measured = max(self._next_measured, self._num_windows - 1 + num_windows)
 
     def _tune_again(self, reason: str) -> WindowPlan | str:
-        """Why, if that is still allowed; else the job is watched on, or left alone."""
+        """The reason to tune again if that is allowed; else the plan to keep watching, or to leave the job alone."""
         if self._num_rearms >= self._options.max_rearms:
             if self._plans.settings and self._options.check_share:
                 return self._watched_on(reason)
@@ -183,8 +183,8 @@ class Watch:
         return reason
 
     def _watched_on(self, reason: str) -> WindowPlan:
-        """Nothing is searched any more; what is set is checked instead, the first time whatever has been saved up."""
-        _log.info("%s; it was tuned again %d times, the most that is allowed", reason, self._num_rearms)
+        """Checks the settings instead of searching again; the first time even if the budget does not allow it yet."""
+        _log.info("%s; not tuned again: %d times is the most allowed", reason, self._num_rearms)
         self._shapes = None
         if not (self._may_check_unpaid or self._budget.can_pay(self._steps_of(1 + LEAST_PAIRS))):
             return self._watch_on()
@@ -218,8 +218,8 @@ class Watch:
         self._plans.set(self._checked if check.next_arm is Arm.TUNED else ())
         steps = PROBATION_STEPS if check.is_probation else self._options.window_steps
         self._budget.num_checked += steps if self._is_paid else 0
-        what = "saved settings" if check.is_start else "what is set"
-        return self._plans.give(SwitchState.CHECK, f"{what} against the default: {check.words}", steps, steps)
+        subject = "saved settings" if check.is_start else "current settings"
+        return self._plans.give(SwitchState.CHECK, f"{subject} against the default: {check.words}", steps, steps)
 
     def _kept(self, check: Check) -> WindowPlan:
         self._plans.adopted = self._checked

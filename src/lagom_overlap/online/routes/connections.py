@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 NEW_BYTES: Final = 512 * MIB
 """Room for one more algorithm on one communicator: more than any was seen to need in NCCL's sources."""
 SPARE_BYTES: Final = 1024 * MIB
-"""What must be left for the job: PyTorch's pool grows in larger pieces than it is asked for."""
+"""GPU memory that must stay free for the job: PyTorch's pool grows in larger pieces than are requested."""
 
 
 def connects_at_start(environment: Mapping[str, str]) -> bool:
@@ -52,7 +52,7 @@ class Connections:
             self._connected[communicator].add(algorithm)
 
     def usable(self, communicator: CommunicatorId, offered: Collection[Implementation]) -> frozenset[Implementation]:
-        """What of an offer may be tried."""
+        """The implementations of an offer that may be tried."""
         if self._may_connect or self._all_connected:
             return frozenset(offered)
         return frozenset(way for way in offered if way[0] in self._connected[communicator])
@@ -89,8 +89,8 @@ class Connections:
         """A step is over: says what the connections of the table took."""
         if self._free_before is None:
             return
-        taken = max(0, self._free_before - self._free_bytes())
-        _log.info("the first use of %s took %s of GPU memory, for good", self._words(), format_bytes(taken))
+        num_bytes = max(0, self._free_before - self._free_bytes())
+        _log.info("the first use of %s took %s of GPU memory, for good", self._words(), format_bytes(num_bytes))
         for communicator, algorithms in self._new.items():
             self._connected[communicator] |= algorithms
         self._new, self._free_before = {}, None

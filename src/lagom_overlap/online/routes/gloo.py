@@ -57,7 +57,7 @@ from lagom_overlap.online.routes.gloo_work import RunWork
 
 _log = logging.getLogger(__name__)
 STEPS_UNTIL_CLOSED: Final = 2
-"""The step that begins when a search ends, and a whole one."""
+"""Steps after a search before its channels are closed: the step in which it ends, and a whole one."""
 
 
 @dataclass(slots=True)
@@ -104,7 +104,7 @@ class GlooRoute:
         self._on_close: list[Callable[[], None]] = []
 
     def on_close(self, undo: Callable[[], None]) -> None:
-        """Calls `undo` when the route is taken off the job: an adapter's way back."""
+        """Registers an adapter's `undo`, which is called when the route is removed from the job."""
         self._on_close.append(undo)
 
     @property
@@ -298,8 +298,10 @@ class GlooRoute:
         self, kind: CollectiveKind, target: torch.Tensor, source: torch.Tensor, group: dist.ProcessGroup | None
     ) -> Iterator[None]:
         """Counts a call that the caller makes natively in this context, because nothing is set or measured now."""
-        known = self._eligible(kind, target, source, group)
-        with nullcontext() if known is None else self._counted(known, kind, _num_bytes(kind, target, source)):
+        group_state = self._eligible(kind, target, source, group)
+        with (
+            nullcontext() if group_state is None else self._counted(group_state, kind, _num_bytes(kind, target, source))
+        ):
             yield
 
     @staticmethod

@@ -20,7 +20,7 @@ import torch
 from lagom_overlap.engines.base import Handle
 
 DRAIN_S: Final = 1.0
-"""A call that runs on so long after its step is over leaves the step untimed."""
+"""A call that still runs this long after its step has ended leaves the step untimed."""
 
 
 @dataclass(slots=True)

@@ -54,7 +54,7 @@ class Start:
 def launched(trace: GpuTrace) -> list[LaunchedCollective]:
     """The collectives in the host's order."""
     events = trace.events
-    found = [
+    kernels = [
         LaunchedCollective(
             call,
             int(events.correlation[call.event]),
@@ -64,7 +64,7 @@ def launched(trace: GpuTrace) -> list[LaunchedCollective]:
         )
         for call in trace.calls
     ]
-    return sorted(found, key=lambda comm: comm.correlation)
+    return sorted(kernels, key=lambda comm: comm.correlation)
 
 
 def computation_of(trace: GpuTrace) -> Computation | None:
@@ -107,14 +107,14 @@ def joins_of(comms: Sequence[LaunchedCollective], waits: Sequence[StreamWait], c
     A collective on the computation's stream is its own join.
     """
     # What each stream depends on: the collective, and since which point of the host's order; points only grow.
-    known: dict[str, dict[int, int]] = defaultdict(dict)
+    places: dict[str, dict[int, int]] = defaultdict(dict)
     logs: dict[str, list[tuple[int, int]]] = defaultdict(list)
     # How much of one stream's log another has taken over: the next wait between the two goes on from there.
     num_taken: dict[tuple[str, str], int] = defaultdict(int)
 
     def depend(stream: str, comm: int, since: int) -> None:
-        if comm not in known[stream]:
-            known[stream][comm] = since
+        if comm not in places[stream]:
+            places[stream][comm] = since
             logs[stream].append((comm, since))
 
     items: list[tuple[int, LaunchedCollective | StreamWait]] = [
@@ -129,7 +129,7 @@ def joins_of(comms: Sequence[LaunchedCollective], waits: Sequence[StreamWait], c
             while num_taken[pair] < len(log) and log[num_taken[pair]][1] <= item.recorded:
                 depend(item.stream, log[num_taken[pair]][0], place)
                 num_taken[pair] += 1
-    return known[compute]
+    return places[compute]
 
 
 def starts_of(comms: Sequence[LaunchedCollective], waits: Sequence[StreamWait], compute: str) -> Mapping[int, Start]:
@@ -138,7 +138,7 @@ def starts_of(comms: Sequence[LaunchedCollective], waits: Sequence[StreamWait], 
     # the other stream depended on when the event was recorded.
     clocks: dict[str, dict[str, int]] = defaultdict(dict)
     logs: dict[str, list[tuple[int, dict[str, int]]]] = defaultdict(list)
-    found: dict[int, Start] = {}
+    starts: dict[int, Start] = {}
     items: list[tuple[int, LaunchedCollective | StreamWait]] = [
         *((comm.correlation, comm) for comm in comms),
         *((wait.correlation, wait) for wait in waits),
@@ -147,9 +147,11 @@ def starts_of(comms: Sequence[LaunchedCollective], waits: Sequence[StreamWait], 
         clock = clocks[item.stream]
         if isinstance(item, LaunchedCollective):
             if item.stream == compute:
-                found[place] = Start(place, ())
+                starts[place] = Start(place, ())
                 continue
-            found[place] = Start(clock.get(compute), tuple(sorted(at for name, at in clock.items() if name != compute)))
+            starts[place] = Start(
+                clock.get(compute), tuple(sorted(at for name, at in clock.items() if name != compute))
+            )
             clock[item.stream] = place
         elif item.stream in (compute, item.waited_for):
             continue
@@ -161,4 +163,4 @@ def starts_of(comms: Sequence[LaunchedCollective], waits: Sequence[StreamWait], 
             for name, since in (log[at - 1][1] if at else {}).items():
                 clock[name] = max(clock.get(name, 0), since)
         logs[item.stream].append((place, dict(clock)))
-    return found
+    return starts

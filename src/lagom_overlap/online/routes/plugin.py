@@ -104,19 +104,19 @@ class PluginRoute:
 
     def counts(self) -> Mapping[CommunicatorId, CallCount]:
         """See `Route`; without NCCL's ids, all communicators of a role go by one name, and make the same calls."""
-        known = dict(self._known)
-        found: dict[CommunicatorId, CallCount] = {}
+        communicators = dict(self._known)
+        counts: dict[CommunicatorId, CallCount] = {}
         for calls in self._plugin.calls():
-            if calls.num_ranks > 1 and calls.comm_id in known:
-                communicator = known[calls.comm_id]
+            if calls.num_ranks > 1 and calls.comm_id in communicators:
+                communicator = communicators[calls.comm_id]
                 name, wire = _name(communicator), _wire(communicator)
                 num_ranks = communicator.num_ranks if communicator.abi_version >= FIRST_WITH_IDS else 0
-                before = found.get(name)
+                before = counts.get(name)
                 # Of several ranks of a communicator in this process, the one that has come least far.
                 num_calls = calls.num_calls if before is None else min(calls.num_calls, before.num_calls)
                 num_here = 1 if before is None else before.num_here + 1
-                found[name] = CallCount(wire, num_calls, num_ranks, num_here)
-        return found
+                counts[name] = CallCount(wire, num_calls, num_ranks, num_here)
+        return counts
 
     def space(self, key: ConfigKey) -> ConfigSpace | None:
         """See `Route`: None for what NCCL has not offered yet or run by its own choice, or if nothing is left."""
@@ -298,15 +298,17 @@ class PluginRoute:
         return keys
 
 
-def _wire(known: RecordedCommunicator) -> str:
+def _wire(communicator: RecordedCommunicator) -> str:
     """What all ranks of a communicator call it in this run."""
-    if known.abi_version >= FIRST_WITH_IDS:
-        return f"{known.comm_id:016x}"
-    return f"{known.num_ranks}/{known.num_nodes}/{known.creation_order}"
+    if communicator.abi_version >= FIRST_WITH_IDS:
+        return f"{communicator.comm_id:016x}"
+    return f"{communicator.num_ranks}/{communicator.num_nodes}/{communicator.creation_order}"
 
 
-def _name(known: RecordedCommunicator) -> CommunicatorId:
-    nodes = f"{known.num_nodes} node{'s' if known.num_nodes != 1 else ''}"
+def _name(communicator: RecordedCommunicator) -> CommunicatorId:
+    nodes = f"{communicator.num_nodes} node{'s' if communicator.num_nodes != 1 else ''}"
     return CommunicatorId(
-        description=f"nccl on {nodes}", ranks=tuple(range(known.num_ranks)), creation_order=known.creation_order
+        description=f"nccl on {nodes}",
+        ranks=tuple(range(communicator.num_ranks)),
+        creation_order=communicator.creation_order,
     )

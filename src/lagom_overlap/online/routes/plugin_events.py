@@ -142,7 +142,7 @@ def step_record(
 
 def _grouped(keys: Sequence[ConfigKey], timed: Sequence[TimedCall], least_bytes: int) -> Sequence[TimedCall]:
     """The calls with those that make up a key as one, without small ones between; none where they cannot be told."""
-    found, at = list[TimedCall](), 0
+    groups, at = list[TimedCall](), 0
     for key in keys:
         while at < len(timed) and timed[at].kind != key.kind and timed[at].num_bytes < least_bytes:
             at += 1
@@ -152,14 +152,14 @@ def _grouped(keys: Sequence[ConfigKey], timed: Sequence[TimedCall], least_bytes:
             end += 1
         if num_bytes != key.num_bytes or end == at:
             return []
-        found.append(_as_one(timed[at:end]))
+        groups.append(_as_one(timed[at:end]))
         at = end
-    return [] if any(call.num_bytes >= least_bytes for call in timed[at:]) else found
+    return [] if any(call.num_bytes >= least_bytes for call in timed[at:]) else groups
 
 
 def _shared(keys: Sequence[ConfigKey], timed: Sequence[TimedCall]) -> Sequence[TimedCall]:
     """A call for each key, where kernels run several that are as large as they together; none where that is not so."""
-    found, at = list[TimedCall](), 0
+    shared, at = list[TimedCall](), 0
     for call in timed:
         end, num_bytes = at, 0
         while end < len(keys) and keys[end].kind == call.kind and num_bytes < call.num_bytes:
@@ -167,17 +167,17 @@ def _shared(keys: Sequence[ConfigKey], timed: Sequence[TimedCall]) -> Sequence[T
             end += 1
         if num_bytes != call.num_bytes or end == at:
             return []
-        found += _in_parts(call, [key.num_bytes for key in keys[at:end]])
+        shared += _in_parts(call, [key.num_bytes for key in keys[at:end]])
         at = end
-    return found if at == len(keys) else []
+    return shared if at == len(keys) else []
 
 
 def _in_parts(call: TimedCall, num_bytes: Sequence[int]) -> Iterator[TimedCall]:
     """One kernel's calls, one after another and each as long as its bytes: so their times and waits add up to its."""
-    begun_s, joined_s, done = call.begun_s, call.joined_s, 0
+    begun_s, joined_s, num_done = call.begun_s, call.joined_s, 0
     for each in num_bytes:
-        done += each
-        ended_s = call.begun_s + (call.ended_s - call.begun_s) * (done / call.num_bytes)
+        num_done += each
+        ended_s = call.begun_s + (call.ended_s - call.begun_s) * (num_done / call.num_bytes)
         resumed_s = None if joined_s is None else max(joined_s, ended_s)
         yield replace(call, num_bytes=each, begun_s=begun_s, ended_s=ended_s, joined_s=joined_s, resumed_s=resumed_s)
         begun_s, joined_s = ended_s, resumed_s

@@ -136,12 +136,12 @@ class KernelTimer:
         torch.cuda.synchronize(job_device())
         duration_s = (self._ended_s or perf_counter()) - self._began_s
         with self._events.quiet():
-            seen = OWN_PROFILER.stop()
+            profiler = OWN_PROFILER.stop()
         self._events.end()
-        if seen is None:
+        if profiler is None:
             return duration_s, None
         try:
-            with exported(seen) as path:
+            with exported(profiler) as path:
                 traces = list(read_file(path, ReadOptions()))
         except (RuntimeError, OSError, TraceError) as error:
             _log.warning("a step could not be timed: %s", error)

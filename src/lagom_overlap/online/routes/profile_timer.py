@@ -131,16 +131,16 @@ class RingRecorder:
     def end(self, is_whole: Callable[[Sequence[ProfiledCollective]], bool]) -> list[ProfiledCollective]:
         """See `StepProfiler`."""
         assert self._ring is not None, "end before begin"
-        until_s, found = self._clock() + self._limit_s, list[ProfiledCollective]()
+        until_s, collectives = self._clock() + self._limit_s, list[ProfiledCollective]()
         try:
             while True:
                 is_all = self._ring.num_open <= self._num_open  # looked at before: what is written later comes later
                 log = self._ring.take()
                 if log.num_lost or self._ring.num_dropped + self._ring.num_late > self._num_dropped:
                     raise TableError(f"{self._path} has lost calls of the step")
-                found += [call for call in log.collectives if call.launched_ns >= self._began_ns]
-                if is_all or is_whole(found) or self._clock() >= until_s:
-                    return found
+                collectives += [call for call in log.collectives if call.launched_ns >= self._began_ns]
+                if is_all or is_whole(collectives) or self._clock() >= until_s:
+                    return collectives
                 sleep(_POLL_S)
         finally:
             self._plugin.profile(is_enabled=False)
@@ -159,7 +159,7 @@ class _Mode(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Told:
+class _Reference:
     """A pattern, NCCL's id and our key of each of its calls, and how the ring's clock and the events' meet.
 
     The keys name communicators by that id: they are for this process only.
@@ -177,8 +177,8 @@ class _Told:
 
     def makespans_s(self, calls: Sequence[TimedCall], length_s: float) -> list[float]:
         """What each overlap group takes in a step of this sequence."""
-        seen = step_record(self.keys, self.length_s, self.pattern.seen)
-        program = program_of([seen], [ConfigSpace((Subspace(num_channels=(1,)),))] * len(self.keys))
+        untouched = step_record(self.keys, self.length_s, self.pattern.seen)
+        program = program_of([untouched], [ConfigSpace((Subspace(num_channels=(1,)),))] * len(self.keys))
         groups = groups_of(program)
         times = times_of(program, groups, step_record(self.keys, length_s, calls))
         return [group.count * times[group.name].makespan_s for group in groups]
@@ -205,7 +205,7 @@ class ProfileTimer:
         self._begun: Any = None
         self._marked: Any = None
         self._marked_ns = 0
-        self._told: _Told | None = None
+        self._reference: _Reference | None = None
         self._is_trusted = self._is_off = False
         self._num_since = self._num_missed = 0
         self._noise: float | None = None
@@ -289,46 +289,46 @@ class ProfileTimer:
 
     def _by_ring(self, elapsed_s: float) -> tuple[float, tuple[TimedCall, ...] | None]:
         """The step by the pattern; untimed if its calls are others."""
-        assert self._told is not None, "no pattern to tell by"
-        told = self._told
-        kernels = self._ring_kernels(lambda kernels: _in_order(told.wires, self._large(kernels)) is not None)
+        assert self._reference is not None, "no pattern to tell by"
+        reference = self._reference
+        kernels = self._ring_kernels(lambda kernels: _in_order(reference.wires, self._large(kernels)) is not None)
         if kernels is None:
             return elapsed_s, None
         calls = self._large(kernels)
-        found = _in_order(told.wires, calls)
-        if found is None:
+        ordered = _in_order(reference.wires, calls)
+        if ordered is None:
             self._miss("steps made other calls than those before, or NCCL's profiler did not report all of them")
             return elapsed_s, None
         self._num_since += 1
         self._num_missed = 0
-        return _replayed(told, found, self._until(calls, elapsed_s))
+        return _replayed(reference, ordered, self._until(calls, elapsed_s))
 
     def _compare(self, trace: GpuTrace, calls: Sequence[ProfiledCollective], elapsed_s: float | None) -> None:
         """After a step under both: whether they agree on it, or, if it is of another sequence, its pattern.
 
         A pattern is kept: the setting that is tried now may leave no stream idle, and tell less.
         """
-        length_s, before = step_length_s(trace), self._told
+        length_s, before = step_length_s(trace), self._reference
         try:
-            told = _learned(pattern_of(trace, self._least_bytes), calls, length_s, elapsed_s)
+            reference = _learned(pattern_of(trace, self._least_bytes), calls, length_s, elapsed_s)
         except TraceError as error:
             self._miss(str(error))
             return
-        found = None if before is None else _in_order(before.wires, calls)
-        if before is None or found is None or not is_same_sequence(before.pattern.seen, told.pattern.seen):
+        ordered = None if before is None else _in_order(before.wires, calls)
+        if before is None or ordered is None or not is_same_sequence(before.pattern.seen, reference.pattern.seen):
             words = "their calls change from step to step"
             if self._is_trusted and self._num_missed < _ODD_STEPS:
                 self._miss(words)
                 return
-            self._told, self._is_trusted, self._num_since = told, False, 0
+            self._reference, self._is_trusted, self._num_since = reference, False, 0
             if before is not None:
                 self._count_miss(words)
             return
         self._num_since = 0
-        seen = told.pattern.seen
+        timed = reference.pattern.seen
         if self._noise is None:
-            self._noise = _difference(before, (before.length_s, before.pattern.seen), (length_s, seen))
-        off = _difference(before, _replayed(before, found, elapsed_s), (length_s, seen))
+            self._noise = _difference(before, (before.length_s, before.pattern.seen), (length_s, timed))
+        off = _difference(before, _replayed(before, ordered, elapsed_s), (length_s, timed))
         most = max(self._noise, LEAST_DIFFERENCE)
         if off > most:
             self._give_up(f"they differ by {off:.1%} of a step, more than {most:.1%}")
@@ -340,7 +340,7 @@ class ProfileTimer:
     def _miss(self, why: str) -> None:
         """The step could not be told; one alone is forgotten, after more of them the next one is learned."""
         if self._num_missed >= _ODD_STEPS:
-            self._told, self._is_trusted = None, False
+            self._reference, self._is_trusted = None, False
         self._count_miss(why)
 
     def _count_miss(self, why: str) -> None:
@@ -350,51 +350,53 @@ class ProfileTimer:
 
     def _give_up(self, why: str) -> None:
         self._is_off = True
-        self._told = None
+        self._reference = None
         _log.warning("measured steps are timed by PyTorch's profiler, not by NCCL's: %s", why)
 
 
 def _learned(
     pattern: StepPattern, calls: Sequence[ProfiledCollective], length_s: float, elapsed_s: float | None
-) -> _Told:
+) -> _Reference:
     """What later steps are told by; `calls` are the same step's by the ring.
 
     Raises:
         TraceError: if the two profilers saw different calls.
     """
-    seen = pattern.seen
+    timed = pattern.seen
     wires = [(call.comm_id, call.kind, call.num_bytes or 0) for call in calls]
-    found = _in_order(wires, calls)
-    if found is None or [wire[1:] for wire in wires] != [(call.kind, call.num_bytes) for call in seen]:
-        raise TraceError(f"it saw {len(calls)} collectives of a step, PyTorch's {len(seen)}, or others")
-    first_ns = _start_ns(found[0])
-    late = median(call.begun_s - (_start_ns(ring) - first_ns) * NS for call, ring in zip(seen, found, strict=True))
-    return _Told(
+    ordered = _in_order(wires, calls)
+    if ordered is None or [wire[1:] for wire in wires] != [(call.kind, call.num_bytes) for call in timed]:
+        raise TraceError(f"it saw {len(calls)} collectives of a step, PyTorch's {len(timed)}, or others")
+    first_ns = _start_ns(ordered[0])
+    late = median(call.begun_s - (_start_ns(ring) - first_ns) * NS for call, ring in zip(timed, ordered, strict=True))
+    return _Reference(
         pattern=pattern,
         wires=tuple(wires),
-        keys=_keys(found),
+        keys=_keys(ordered),
         head_s=late,
         idle_s=0.0 if elapsed_s is None else elapsed_s - length_s,
-        after_s=length_s - max(call.ended_s for call in seen),
+        after_s=length_s - max(call.ended_s for call in timed),
         length_s=length_s,
     )
 
 
-def _difference(told: _Told, one: tuple[float, Sequence[TimedCall]], other: tuple[float, Sequence[TimedCall]]) -> float:
+def _difference(
+    reference: _Reference, one: tuple[float, Sequence[TimedCall]], other: tuple[float, Sequence[TimedCall]]
+) -> float:
     """How far two views of steps are apart: of the groups' makespans, as a share of a step."""
-    ours, theirs = (told.makespans_s(calls, length_s) for length_s, calls in (one, other))
+    ours, theirs = (reference.makespans_s(calls, length_s) for length_s, calls in (one, other))
     return sum(abs(a - b) for a, b in zip(ours, theirs, strict=True)) / max(one[0], other[0])
 
 
 def _keys(calls: Sequence[ProfiledCollective]) -> tuple[ConfigKey, ...]:
     counts: Counter[tuple[CommunicatorId, CollectiveKind, int]] = Counter()
-    found = []
+    keys = []
     for call in calls:
         name = CommunicatorId(description=f"{call.comm_id:016x}", ranks=tuple(range(call.num_ranks)))
         site = (name, call.kind, call.num_bytes or 0)
-        found.append(ConfigKey(communicator=name, kind=site[1], num_bytes=site[2], occurrence=counts[site]))
+        keys.append(ConfigKey(communicator=name, kind=site[1], num_bytes=site[2], occurrence=counts[site]))
         counts[site] += 1
-    return tuple(found)
+    return tuple(keys)
 
 
 def _kernels(calls: Sequence[ProfiledCollective]) -> list[ProfiledCollective]:
@@ -439,13 +441,13 @@ def _in_order(wires: Sequence[_Wire], calls: Sequence[ProfiledCollective]) -> li
     queues: dict[tuple[int, CollectiveKind], list[ProfiledCollective]] = defaultdict(list)
     for call in sorted(calls, key=lambda call: call.call, reverse=True):
         queues[call.comm_id, call.kind].append(call)
-    found = []
+    ordered = []
     for comm_id, kind, num_bytes in wires:
         queue = queues[comm_id, kind]
         if not queue or queue[-1].num_bytes != num_bytes or not _is_timed(queue[-1]):
             return None
-        found.append(queue.pop())
-    return found if len(found) == len(calls) else None
+        ordered.append(queue.pop())
+    return ordered if len(ordered) == len(calls) else None
 
 
 def _is_timed(call: ProfiledCollective) -> bool:
@@ -459,14 +461,14 @@ def _start_ns(call: ProfiledCollective) -> int:
 
 
 def _replayed(
-    told: _Told, calls: Sequence[ProfiledCollective], elapsed_s: float | None
+    reference: _Reference, calls: Sequence[ProfiledCollective], elapsed_s: float | None
 ) -> tuple[float, tuple[TimedCall, ...]]:
     """The step's length and its calls by the ring's times of them, in the pattern's order."""
     first_ns = _start_ns(calls[0])
     spans = []
     for call in calls:
-        begun_s = max(0.0, told.head_s + (_start_ns(call) - first_ns) * NS)
+        begun_s = max(0.0, reference.head_s + (_start_ns(call) - first_ns) * NS)
         spans.append(KernelSpan(begun_s, begun_s + (call.duration_s or 0.0), call.num_channels or 0))
     last_s = max(span.ended_s for span in spans)
-    length_s = last_s + told.after_s if elapsed_s is None else max(elapsed_s - told.idle_s, last_s)
-    return length_s, told.pattern.replay(spans, length_s)
+    length_s = last_s + reference.after_s if elapsed_s is None else max(elapsed_s - reference.idle_s, last_s)
+    return length_s, reference.pattern.replay(spans, length_s)

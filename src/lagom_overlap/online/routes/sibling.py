@@ -301,13 +301,13 @@ def open_nccl_sibling(group: dist.ProcessGroup, limits: Limits) -> dist.ProcessG
     if channels is not None:
         options.config.min_ctas, options.config.max_ctas = 1, channels
     with _threads(threads):
-        made = dist.new_group(
+        sibling_group = dist.new_group(
             dist.get_process_group_ranks(group),
             pg_options=options,
             use_local_synchronization=True,
             group_desc=f"{group.group_desc}_lagom_{channels}_{threads}",
         )
-        sibling = cast("dist.ProcessGroup", made)  # this rank is in it
+        sibling = cast("dist.ProcessGroup", sibling_group)  # this rank is in it
         device = job_device()
         dist.all_reduce(torch.zeros(1, device=device), group=sibling)  # while the number of threads stands
         torch.cuda.synchronize(device)

@@ -59,7 +59,7 @@ class SiblingReduceScatter:
 
 def attach(model: nn.Module, route: SiblingRoute) -> int:
     """Lets the route choose for every FSDP2 module and for DDP; returns how many it took. Undone by `route.close`."""
-    taken = 0
+    num_attached = 0
     for module in model.modules():
         if isinstance(module, FSDPModule):
             group = stock_group(module)
@@ -70,10 +70,10 @@ def attach(model: nn.Module, route: SiblingRoute) -> int:
                     lambda stock: in_place_of(stock, SiblingReduceScatter, route),
                 )
                 route.on_close(undo)
-                taken += 1
+                num_attached += 1
     if isinstance(model, DistributedDataParallel):
-        taken += _attach_ddp(model, route)
-    return taken
+        num_attached += _attach_ddp(model, route)
+    return num_attached
 
 
 def attach_all_to_all(route: SiblingRoute) -> None:

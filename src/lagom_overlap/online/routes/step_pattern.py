@@ -118,13 +118,13 @@ class StepPattern:
 
     def _dates(self, spans: Sequence[KernelSpan], length_s: float) -> list[tuple[int, float]]:
         """Up to which points a time is known, and which; the last is the end of the step."""
-        found, last_s = [], 0.0
+        dates, last_s = [], 0.0
         for end, point in enumerate(self.points, start=1):
             mark_s = self._mark_s(point.call, spans) if point.role is _Role.MARK else None
             if mark_s is not None and mark_s >= last_s:
-                found.append((end, mark_s))
+                dates.append((end, mark_s))
                 last_s = mark_s
-        return [*found, (len(self.points), length_s)]
+        return [*dates, (len(self.points), length_s)]
 
     def _mark_s(self, number: int, spans: Sequence[KernelSpan]) -> float | None:
         """When the computation had come to the call's mark; None if the call does not tell."""
@@ -179,11 +179,11 @@ def _without_the_hosts(calls: Sequence[TimedCall], lags_s: Mapping[int, float]) 
     for number, lag_s in lags_s.items():
         alike[calls[number].kind, calls[number].num_bytes].append(lag_s)
     usual_s = {site: median(lags) for site, lags in alike.items()}
-    found = {}
+    kept = {}
     for number, lag_s in lags_s.items():
         usual = usual_s[calls[number].kind, calls[number].num_bytes]
-        found[number] = usual if lag_s > LATE_HOST * usual + RESOLUTION_S else lag_s
-    return found
+        kept[number] = usual if lag_s > LATE_HOST * usual + RESOLUTION_S else lag_s
+    return kept
 
 
 def is_same_sequence(one: Sequence[TimedCall], other: Sequence[TimedCall]) -> bool:
@@ -257,12 +257,12 @@ def _run(
     points: Sequence[_Point], spans: Sequence[KernelSpan], begun_s: float, stretch: float
 ) -> list[tuple[float, float]]:
     """When the computation comes to each point and goes on from it, if it takes `stretch` times as long."""
-    now_s, found = begun_s, []
+    now_s, runs = begun_s, []
     for point in points:
         at_s = now_s + stretch * point.segment_s
         now_s = max(at_s, spans[point.call].ended_s) if point.role is _Role.JOIN else at_s
-        found.append((at_s, now_s))
-    return found
+        runs.append((at_s, now_s))
+    return runs
 
 
 def _stretch(

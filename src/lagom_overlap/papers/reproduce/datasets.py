@@ -125,7 +125,7 @@ def look_up(dataset: Dataset) -> FoundDataset:
 
 
 def fetch(wanted: Sequence[Dataset], note: Callable[[str], None] = lambda _: None) -> tuple[FoundDataset, ...]:
-    """Every dataset, those that were missing fetched into the cache.
+    """Every dataset; missing ones are fetched into the cache.
 
     Raises:
         DataError: if a source cannot be reached or sends something else; what came before it stays.

@@ -101,7 +101,7 @@ def waterfall_of(findings: Findings) -> tuple[tuple[str, float, str], ...]:
 
 
 def _told_apart(names: Sequence[str]) -> list[str]:
-    """The names with a number behind those that came before: equal ones would share a row."""
+    """The names, with a number after each repeated one: equal names would share a row."""
     seen: Counter[str] = Counter()
     found = []
     for name in names:

@@ -16,29 +16,33 @@ def figure(result: CompareResult) -> go.Figure:
     Raises:
         ValueError: if the comparison ended before anything was measured side by side.
     """
-    held = [(row, row.speedup_over_default) for row in reversed(result.rows) if row.speedup_over_default is not None]
-    if not held:
+    measured = [
+        (row, row.speedup_over_default) for row in reversed(result.rows) if row.speedup_over_default is not None
+    ]
+    if not measured:
         raise ValueError("nothing to draw: the comparison ended before the results were measured side by side")
     drawn = go.Figure()
     drawn.add_scatter(
-        x=[ratio for _, ratio in held],
-        y=[label(row.tuner) for row, _ in held],
+        x=[ratio for _, ratio in measured],
+        y=[label(row.tuner) for row, _ in measured],
         mode="markers",
         marker={"color": ACCENT, "size": 9},
         error_x={
             "type": "data",
             "symmetric": False,
-            "array": [0.0 if row.speedup_interval is None else row.speedup_interval[1] - ratio for row, ratio in held],
+            "array": [
+                0.0 if row.speedup_interval is None else row.speedup_interval[1] - ratio for row, ratio in measured
+            ],
             "arrayminus": [
-                0.0 if row.speedup_interval is None else ratio - row.speedup_interval[0] for row, ratio in held
+                0.0 if row.speedup_interval is None else ratio - row.speedup_interval[0] for row, ratio in measured
             ],
         },
-        hovertext=[f"{label(row.tuner)}: {ratio:.3f}×, {row.num_measurements} measurements" for row, ratio in held],
+        hovertext=[f"{label(row.tuner)}: {ratio:.3f}×, {row.num_measurements} measurements" for row, ratio in measured],
         hoverinfo="text",
     )
-    far = [(row, ratio) for row, ratio in held if ratio < _FAR_BELOW]
-    if far and len(far) < len(held):
-        near = [end for row, ratio in held if ratio >= _FAR_BELOW for end in (ratio, *(row.speedup_interval or ()))]
+    far = [(row, ratio) for row, ratio in measured if ratio < _FAR_BELOW]
+    if far and len(far) < len(measured):
+        near = [end for row, ratio in measured if ratio >= _FAR_BELOW for end in (ratio, *(row.speedup_interval or ()))]
         low, high = min(near), max(1.0, *near)
         margin = 0.06 * (high - low)
         drawn.update_xaxes(range=[min(low, 1.0) - 2 * margin, high + margin])
@@ -48,4 +52,4 @@ def figure(result: CompareResult) -> go.Figure:
             )
     drawn.add_vline(x=1, line={"color": NEUTRAL, "width": 1.2, "dash": "dash"})
     drawn.update_xaxes(title_text="speed over the default (right of 1: faster)")
-    return lay_out(drawn, _ROW_PX * len(held) + _FRAME_PX, showlegend=False)
+    return lay_out(drawn, _ROW_PX * len(measured) + _FRAME_PX, showlegend=False)

@@ -9,13 +9,13 @@ def summary(result: CompareResult) -> str:
     """The fastest tuner against the default, and the caveats."""
     measured = [(row.makespan_s, row) for row in result.rows if row.makespan_s is not None]
     if not measured:
-        found = f"{len(result.rows)} searches were done; the results were not measured side by side."
+        outcome = f"{len(result.rows)} searches were done; the results were not measured side by side."
     else:
         best_s = min(makespan_s for makespan_s, _ in measured)
-        found = _best(
+        outcome = _best(
             next(row for makespan_s, row in measured if makespan_s == best_s), best_s, len(measured), result.step_s
         )
-    return "\n".join((f"{result.job}: {found}", *result.notes))
+    return "\n".join((f"{result.job}: {outcome}", *result.notes))
 
 
 def _best(row: CompareRow, makespan_s: float, num_rows: int, step_s: float | None) -> str:
@@ -24,7 +24,7 @@ def _best(row: CompareRow, makespan_s: float, num_rows: int, step_s: float | Non
     within = "" if interval is None else f" (95 % interval {interval[0]:.3f} to {interval[1]:.3f})"
     even = interval is not None and interval[0] <= 1 <= interval[1]
     said = "has the shortest makespan" if even else "is the fastest"
-    doubt = " That is not separable from the default." if even else ""
+    doubt = " It is not measurably different from the default." if even else ""
     return (
         f"{row.tuner} {said} of {num_rows}: {format_seconds(makespan_s)}{over}{within}, "
         f"after {row.num_measurements} measurements.{doubt}{_of_step(row, step_s)}"

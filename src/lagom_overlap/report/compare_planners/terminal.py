@@ -24,7 +24,7 @@ def planners_table(result: ComparePlannersResult) -> Group:
             "-" if row.peak_memory_bytes is None else format_memory(row.peak_memory_bytes),
             _seconds(row.solve_s),
         )
-    said = f"Before is {result.baseline}. Simulated {result.simulation}; the bound knows none."
+    said = f"Before is {result.baseline}. Simulated {result.simulation}; the bound assumes none."
     failures = (f"{row.planner}: {row.failure}" for row in result.rows if row.failure)
     return Group(Fitted(table), *(Text(line, style="dim") for line in (said, *failures)))
 

@@ -1,7 +1,7 @@
 """The page of one plan; its figures are inline SVG."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from lagom_overlap.report.bars import WIDTH, Bar, span_bar
@@ -84,15 +84,25 @@ def _figures(result: PlanResult) -> list[Figure]:
         longest_s = max((line.makespan_s for line in timelines.values()), default=0.0) or 1.0
         colours: dict[str, str] = {}
         figures += [
-            timeline_figure(f"{name}, {source}", line, longest_s, colours, kinds) for name, line in timelines.items()
+            timeline_figure(
+                f"{name}, {source}", line if result.megatron is None else _by_stage(line), longest_s, colours, kinds
+            )
+            for name, line in timelines.items()
         ]
     return figures
+
+
+def _by_stage(timeline: Timeline) -> Timeline:
+    """A whole iteration with a row per pipeline stage."""
+    spans = (replace(span, stream=f"stage {span.rank}, {span.stream}") for span in timeline.spans)
+    return Timeline(tuple(spans))
 
 
 def render_plan(result: PlanResult) -> str:
     """The whole page; the same plan gives the same page."""
     iteration, after = result.step.plan.iteration, result.step.timelines["after"]
-    critical = critical_path(iteration, after)
+    is_whole = result.megatron is not None  # slots of all stages, which are no operators
+    critical = () if is_whole else critical_path(iteration, after)
     return render(
         "plan.html.j2",
         has_figures=False,
@@ -103,7 +113,7 @@ def render_plan(result: PlanResult) -> str:
         solved=solved_text(result),
         carrier=carrier_text(result),
         figures=_figures(result),
-        exposed=exposed_by(after, iteration),
+        exposed=() if is_whole else exposed_by(after, iteration),
         path=_path_bars(critical, {}),
         path_parts=sorted(_path_sums(critical), key=lambda row: -row[2])[:MAX_PATH_PARTS],
         decisions=[(decision.comm, decision_text(decision)) for decision in result.decisions[:MAX_DECISIONS]],

@@ -21,7 +21,7 @@ class PathPart:
 
 @dataclass(frozen=True, slots=True)
 class ExposedPart:
-    """Time in which nothing computed, while such collectives ran."""
+    """Time in which nothing computed while collectives of this sort ran."""
 
     what: str
     num_comms: int
@@ -39,30 +39,30 @@ def sort_of(op: Op) -> str:
 def critical_path(iteration: Iteration, timeline: Timeline) -> tuple[PathPart, ...]:
     """One longest chain of operators that leaves no gap, from the last end back to time 0; neighbours of a sort joined.
 
-    An operator waits for those that it depends on, for what ran before it on its stream, and for what held its link.
+    An operator waits for its dependences, for its predecessor on the stream, and for whatever used its link before.
     """
     ops = {op.name: op for op in iteration.ops}
     by_end: dict[float, list[Span]] = defaultdict(list)
     for span in timeline.spans:
         by_end[span.end_s].append(span)
-    held: Span | None = max(timeline.spans, key=lambda one: one.end_s, default=None)
+    current: Span | None = max(timeline.spans, key=lambda span: span.end_s, default=None)
     chain: list[Span] = []
-    while held is not None:
-        chain.append(held)
-        held = _held_by(held, by_end[held.start_s], ops[held.name].deps)
+    while current is not None:
+        chain.append(current)
+        current = _predecessor(current, by_end[current.start_s], ops[current.name].deps)
     parts: list[PathPart] = []
-    for one in reversed(chain):
-        what = sort_of(ops[one.name])
+    for span in reversed(chain):
+        what = sort_of(ops[span.name])
         if parts and parts[-1].what == what:
             last = parts.pop()
-            parts.append(PathPart(what, one.kind, last.num_ops + 1, last.seconds + one.duration_s))
+            parts.append(PathPart(what, span.kind, last.num_ops + 1, last.seconds + span.duration_s))
         else:
-            parts.append(PathPart(what, one.kind, 1, one.duration_s))
+            parts.append(PathPart(what, span.kind, 1, span.duration_s))
     return tuple(parts)
 
 
-def _held_by(span: Span, ended: list[Span], deps: tuple[str, ...]) -> Span | None:
-    """Of what ended when a span started, what it waited for; None at the start of the step."""
+def _predecessor(span: Span, ended: list[Span], deps: tuple[str, ...]) -> Span | None:
+    """The span that this one waited for, of those that ended when it started; None at the start of the step."""
     before = [other for other in ended if other.start_s < span.start_s]
     return min(
         before,

@@ -40,7 +40,9 @@ def plan_summary(result: PlanResult) -> Group:
     ]
     if result.fsdp2 is None and result.megatron is None:
         parts += [*_decisions(result.decisions), Text()]
-    exposed = exposed_by(result.step.timelines["after"], result.step.plan.iteration)
+    exposed = (
+        [] if result.megatron is not None else exposed_by(result.step.timelines["after"], result.step.plan.iteration)
+    )
     if exposed:
         parts += [_exposed(result, exposed), Text()]
     if result.execution is not None:
@@ -65,7 +67,10 @@ def _quantities(result: PlanResult) -> Fitted:
     table = plan_table(f"simulated {result.simulation}", "before", "after", "bound or limit")
     times, exposed, memory = result.iteration_s, result.exposed_comm_s, result.peak_memory_bytes
     table.add_row(
-        "iteration", format_seconds(times.before), format_seconds(times.after), format_seconds(times.lower_bound)
+        "iteration",
+        format_seconds(times.before),
+        format_seconds(times.after),
+        "" if times.lower_bound is None else format_seconds(times.lower_bound),
     )
     table.add_row("exposed communication", format_seconds(exposed.before), format_seconds(exposed.after), "")
     limit = "none" if memory.limit is None else format_memory(memory.limit)

@@ -5,7 +5,7 @@ from typing import Final
 
 from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.planners.simulated import Simulation
-from lagom_overlap.results.plan import PlanExecution, PlanResult
+from lagom_overlap.results.plan import PlanExecution, PlannedIteration, PlanResult
 from lagom_overlap.results.plan_decisions import PlanDecision
 from lagom_overlap.units import format_seconds
 
@@ -42,10 +42,7 @@ def headline(result: PlanResult) -> str:
     """One sentence: what was measured, where it ran; the step before and after, how that is known, and the bound."""
     times = result.iteration_s
     gain = times.before / times.after
-    over = times.after / times.lower_bound - 1 if times.lower_bound else 0.0
-    where = "above" if over >= 0 else "below"
-    bound = "the lower bound" if over >= 0 else "the lower bound of the step before"
-    unpriced = ", which knows no contention" if result.simulation != Simulation.ALONE else ""
+    unpriced = ", which assumes no contention" if result.simulation != Simulation.ALONE else ""
     run, measured = result.execution, ""
     if run is not None:
         ratio = run.speedup
@@ -55,9 +52,18 @@ def headline(result: PlanResult) -> str:
         )
     return (
         f"{result.planner}: {measured}{format_seconds(times.before)} -> {format_seconds(times.after)} ({gain:.3f}x) "
-        f"against {result.baseline}, simulated {result.simulation}; {abs(over):.2%} {where} {bound}, "
-        f"{format_seconds(times.lower_bound)}{unpriced}"
+        f"against {result.baseline}, simulated {result.simulation}{_bound_text(times, unpriced)}"
     )
+
+
+def _bound_text(times: PlannedIteration, unpriced: str) -> str:
+    """How far the step after the plan is from the bound; "" where there is none."""
+    if times.lower_bound is None:
+        return ", whole iteration"
+    over = times.after / times.lower_bound - 1 if times.lower_bound else 0.0
+    where = "above" if over >= 0 else "below"
+    bound = "the lower bound" if over >= 0 else "the lower bound of the step before"
+    return f"; {abs(over):.2%} {where} {bound}, {format_seconds(times.lower_bound)}{unpriced}"
 
 
 def run_rows(run: PlanExecution) -> list[tuple[str, ...]]:
@@ -98,7 +104,7 @@ def decision_text(decision: PlanDecision) -> str:
 
 
 def decisions_headline(decisions: Sequence[PlanDecision]) -> str:
-    """How many collectives are treated otherwise, and how many computations are cut alone."""
+    """How many collectives are changed, and how many computations are split on their own."""
     num_comps = sum(decision.is_computation for decision in decisions)
     alone = f", {num_comps} computation{'s'[: num_comps > 1]} cut alone" if num_comps else ""
     return f"{len(decisions) - num_comps} collectives changed{alone}"

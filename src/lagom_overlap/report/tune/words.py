@@ -126,7 +126,9 @@ def headline(result: TuneResult) -> str:
     ratio = verdict.over_default
     judgement = verdict.judgement
     is_even = judgement is not None and judgement.decision in (Decision.OPEN, Decision.NO_DIFFERENCE)
-    speed = f"not separable from {than}: {median_text(ratio)} its speed" if is_even else _speed_text(ratio, than)
+    speed = (
+        f"not measurably different from {than}: {median_text(ratio)} its speed" if is_even else _speed_text(ratio, than)
+    )
     claim = f"Tuned is {speed} ({_pairs_text(ratio)})"
     if verdict.adopted and result.is_simulated:
         return f"Predicted, not measured: {claim[0].lower()}{claim[1:]}. Only an A/B on the machine can adopt it."
@@ -232,7 +234,9 @@ def fixed_sentence(result: TuneResult) -> str:
         return ""
     than = f"the better of all knobs minimal and maximal ({result.words_for(verdict.best_fixed)})"
     is_even = ratio.num_pairs > 1 and ratio.q25 < 1 < ratio.q75
-    speed = f"not separable from {than}: {median_text(ratio)} its speed" if is_even else _speed_text(ratio, than)
+    speed = (
+        f"not measurably different from {than}: {median_text(ratio)} its speed" if is_even else _speed_text(ratio, than)
+    )
     return f"Tuned is {speed} (quartiles {quartiles_text(ratio)}, {ratio.num_wins}/{ratio.num_pairs} wins)."
 
 

@@ -1,11 +1,9 @@
-"""How much a group's search may cost, and whether what it is told is still of the same job.
+"""The effort of a group's search, and the detection of a job that has changed.
 
-A batch of another shape makes all that was measured before it false.
-
-A computation time far from what the same assignment took before, or from a trusted surrogate, raises a suspicion: the
-default is asked for at once. If its time has changed in the same direction, the job has: what came before the suspicion
-is forgotten. If not, it was that one measurement (a rank that was late), which is forgotten instead. Communication is
-not looked at: a neighbour's traffic comes and goes.
+A batch of another shape makes all earlier measurements wrong. A computation time far from what the same assignment took
+before, or from a trusted surrogate, raises a suspicion: the default is measured at once. If its time has changed in the
+same direction, the job has changed, and everything before the suspicion is forgotten. If not, only that measurement was
+off (a late rank), and it is forgotten instead. Communication times do not count: a neighbour's traffic comes and goes.
 """
 
 from collections.abc import Sequence
@@ -19,16 +17,17 @@ from lagom_overlap.tuners.model_based.search_space import LEAST_S
 from lagom_overlap.tuners.problem import Assignment, Failure, Measurement, Outcome
 
 CHANGED: Final = 0.2
-"""Logarithm of a computation time over the one it should be, noise apart, that is suspicious."""
+"""The logarithm of a computation time over the expected one that is suspicious, on top of the noise. Chosen."""
 NUM_SIGMAS: Final = 3.0
+"""Standard deviations of noise that are added to it."""
 
 
 class Drift:
-    """All that was told, in order, and the arms that it makes; `is_suspicious` until the default is measured again."""
+    """All outcomes in order, and the arms that they make up; `is_suspicious` until the default is measured again."""
 
     def __init__(self, default: Assignment) -> None:
         self._default = default
-        self._told: list[tuple[Assignment, Outcome]] = []
+        self._observed: list[tuple[Assignment, Outcome]] = []
         self._suspect: int | None = None
         self._is_longer = False
         self._tolerance = CHANGED
@@ -42,36 +41,37 @@ class Drift:
     @property
     def num_told(self) -> int:
         """Outcomes that count."""
-        return len(self._told)
+        return len(self._observed)
 
     def see(self, assignment: Assignment, outcome: Outcome, expected_comp_s: float | None) -> bool:
-        """Takes an outcome; `expected_comp_s` is a trusted surrogate. True if all before a suspicion was forgotten."""
+        """Takes an outcome; `expected_comp_s` is a trusted surrogate's. True if everything before was forgotten."""
         before = self.arms.runs.get(assignment, ())
         expected_s = _comp_s(before) if before else expected_comp_s
         if self._suspect is None:  # the noise as it was before any suspicion
             self._tolerance = CHANGED + NUM_SIGMAS * self.arms.sigma
         change = self._change(outcome, expected_s)
-        self._told.append((assignment, outcome))
+        self._observed.append((assignment, outcome))
         if self._suspect is not None and assignment == self._default:
             return self._judge(self._suspect, outcome)
         self.arms.add(assignment, outcome)
         if change and self._suspect is None and self.arms.num(self._default):
-            self._suspect, self._is_longer = len(self._told) - 1, change > 0
+            self._suspect, self._is_longer = len(self._observed) - 1, change > 0
         return False
 
     def _judge(self, suspect: int, outcome: Outcome) -> bool:
-        before = [run for arm, run in self._told[:suspect] if arm == self._default and not isinstance(run, Failure)]
+        before = [run for arm, run in self._observed[:suspect] if arm == self._default and not isinstance(run, Failure)]
         change = self._change(outcome, _comp_s(before) if before else None)
         has_changed = change != 0 and (change > 0) == self._is_longer
-        self._told = self._told[suspect:] if has_changed else self._told[:suspect] + self._told[suspect + 1 :]
+        without = self._observed[:suspect] + self._observed[suspect + 1 :]
+        self._observed = self._observed[suspect:] if has_changed else without
         self._suspect = None
         self.arms = Arms()
-        for arm, told in self._told:
-            self.arms.add(arm, told)
+        for arm, observed in self._observed:
+            self.arms.add(arm, observed)
         return has_changed
 
     def _change(self, outcome: Outcome, expected_s: float | None) -> float:
-        """The logarithm of what has changed; 0 where nothing is expected or the difference could be noise."""
+        """The logarithm of the change of the computation time; 0 if none was expected or it may be noise."""
         if isinstance(outcome, Failure) or expected_s is None:
             return 0.0
         change = log(max(outcome.comp_s, LEAST_S) / max(expected_s, LEAST_S))
@@ -86,9 +86,9 @@ def _comp_s(runs: Sequence[Measurement]) -> float:
 class Effort:
     """When a group's search ends.
 
-    Up to `max_explore` measurements, `num_draws` surrogates that could as well be true are asked for something better
-    before the race begins; the race ends when the expected loss against the closest rival is below `tolerated_loss`
-    (a share), an arm was measured `max_repeats` times, or after `max_measurements`.
+    Up to `max_explore` measurements, `num_draws` surrogates drawn from the posterior look for something better before
+    the race begins; the race ends when the expected loss against the closest rival is below `tolerated_loss` (a share),
+    an arm was measured `max_repeats` times, or after `max_measurements`.
     """
 
     num_draws: int
@@ -98,9 +98,9 @@ class Effort:
     max_measurements: int
 
     def under(self, sigma: float) -> "Effort":
-        """The effort where one measurement has this noise: on a noisy machine the search looks around and races longer.
+        """The effort at this noise of one measurement: on a noisy machine the search explores and races longer.
 
-        All but the number of draws grows with the noise over `USUAL_NOISE`, at most `MOST_EFFORT` times.
+        Everything but the number of draws grows with the noise over `USUAL_NOISE`, at most `MOST_EFFORT` times.
         """
         times = times_usual(sigma)
         return replace(
@@ -113,8 +113,9 @@ class Effort:
 
 
 USUAL_NOISE: Final = 0.03
-"""Noise of one measurement, as a share, up to which an effort is what it says."""
+"""Noise of one measurement, as a share, up to which efforts are not scaled. Chosen, not measured."""
 MOST_EFFORT: Final = 2.0
+"""Bounds the cost of a search on a very noisy machine."""
 EFFORTS: Final = {
     "quick": Effort(num_draws=1, max_explore=5, tolerated_loss=0.02, max_repeats=3, max_measurements=12),
     "normal": Effort(num_draws=4, max_explore=8, tolerated_loss=0.004, max_repeats=5, max_measurements=24),

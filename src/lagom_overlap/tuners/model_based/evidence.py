@@ -1,4 +1,4 @@
-"""What was measured, arm by arm, and how noisy it is."""
+"""The measurements, arm by arm, and their noise."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,17 +10,19 @@ import numpy as np
 from lagom_overlap.tuners.problem import Assignment, Failure, Measurement, Outcome
 
 PRIOR_SIGMA: Final = 0.02
-"""Noise of a measurement before it was seen, as a share."""
+"""Prior noise of one measurement, as a share. Chosen, not measured."""
 PRIOR_WEIGHT: Final = 4.0
-"""How many repeated values that posterior is worth."""
+"""How many repeated values that prior is worth."""
 LATE: Final = 0.15
-"""A time this far above the lower median of its arm is of a rank that was late."""
+"""A time more than this share above the lower median of its arm counts as delayed by a late rank."""
 LEAST_PAIRS: Final = 4
+"""Pairs below which paired ratios are not used: too few for a standard error."""
 PAIRS_WEIGHT: Final = 1.0
-"""How many pairs the noise of single measurements is worth where the spread of pairs is asked for."""
+"""How many pairs the noise of single measurements is worth in the spread of pairs."""
 LEAST_TIME_S: Final = 1e-9
+"""Shorter times are taken as this: a logarithm needs a positive number."""
 LEAST_SIGMA: Final = 1e-3
-"""Where repeats are identical."""
+"""The noise if repeats are identical: keeps variances positive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ class Lead:
     dof: float
 
     def is_beyond(self, confidence: float, tolerated: float) -> bool:
-        """Whether the lead is by that many standard deviations above -tolerated.
+        """Whether the lead exceeds -tolerated by that many standard deviations.
 
         The quantile is Student's, to first order in 1 / dof (Fisher and Cornish, 1960).
         """
@@ -43,7 +45,7 @@ class Lead:
 class Arms:
     """The outcomes of every assignment tried; `sigma` is the noise of one measurement as a share.
 
-    `gap_s` is the mean of what the makespan is longer than both streams (launches, waits between them).
+    `gap_s` is the mean time by which the makespan exceeds the longer stream (launches, waits between the streams).
     """
 
     def __init__(self) -> None:
@@ -53,7 +55,7 @@ class Arms:
         self._failures: set[Assignment] = set()
         self._spreads: dict[Assignment, tuple[float, int]] = {}
         self._makespans_s: dict[Assignment, float] = {}
-        self._told: list[tuple[Assignment, float]] = []
+        self._observed: list[tuple[Assignment, float]] = []
 
     def add(self, assignment: Assignment, outcome: Outcome) -> None:
         """Takes an outcome; what failed once stays failed."""
@@ -63,13 +65,13 @@ class Arms:
             self._spreads.pop(assignment, None)
             self._makespans_s.pop(assignment, None)
         elif assignment not in self._failures:
-            done = self.runs.setdefault(assignment, [])
-            done.append(outcome)
-            if len(done) > 1:
-                self._spreads[assignment] = _spread(done)
-            self._told.append((assignment, outcome.makespan_s))
-            self._makespans_s[assignment] = usual([run.makespan_s for run in done])
-        gaps = [run.makespan_s - max(run.total_comm_s, run.comp_s) for done in self.runs.values() for run in done]
+            repeats = self.runs.setdefault(assignment, [])
+            repeats.append(outcome)
+            if len(repeats) > 1:
+                self._spreads[assignment] = _spread(repeats)
+            self._observed.append((assignment, outcome.makespan_s))
+            self._makespans_s[assignment] = usual([run.makespan_s for run in repeats])
+        gaps = [run.makespan_s - max(run.total_comm_s, run.comp_s) for repeats in self.runs.values() for run in repeats]
         self.gap_s = max(0.0, sum(gaps) / len(gaps)) if gaps else 0.0
         self.sigma = self._noise()
 
@@ -92,23 +94,23 @@ class Arms:
     @property
     def num_runs(self) -> int:
         """Measurements of all arms."""
-        return len(self._told)
+        return len(self._observed)
 
     def lead(self, arm: Assignment, other: Assignment) -> Lead | None:
-        """How much faster an arm is than another, pair by pair; None without `LEAST_PAIRS` pairs.
+        """How much faster an arm is than another, pair by pair; None with fewer than `LEAST_PAIRS` pairs.
 
-        A run of either and the next run of the other, in the order told, make a pair, each run in one pair at most:
-        what is slow for a while is slow for both.
+        A run of one and the next run of the other make a pair, each run in at most one pair: a phase in which the
+        machine is slow then affects both.
         """
         logs, waiting = [], None
-        for told, makespan_s in self._told:
-            if told not in (arm, other):
+        for arm_told, makespan_s in self._observed:
+            if arm_told not in (arm, other):
                 continue
-            if waiting is None or waiting[0] == told:
-                waiting = told, makespan_s
+            if waiting is None or waiting[0] == arm_told:
+                waiting = arm_told, makespan_s
             else:
                 ratio = log(max(makespan_s, LEAST_TIME_S) / max(waiting[1], LEAST_TIME_S))
-                logs.append(ratio if told == other else -ratio)
+                logs.append(ratio if arm_told == other else -ratio)
                 waiting = None
         if len(logs) < LEAST_PAIRS:
             return None
@@ -118,7 +120,7 @@ class Arms:
         return Lead(mean, sqrt(squares / dof / len(logs)), dof)
 
     def _noise(self) -> float:
-        """From repeats of one arm and the prior; identical repeats mean that there is none."""
+        """The noise from repeats of the same arm and the prior; identical repeats mean that there is none."""
         squares = sum(spread[0] for spread in self._spreads.values())
         num = sum(spread[1] for spread in self._spreads.values())
         if num and squares == 0:
@@ -127,10 +129,10 @@ class Arms:
 
 
 def usual(times_s: Sequence[float]) -> float:
-    """What an arm usually takes: the mean of its repeats, but for those that are far later than the others.
+    """An arm's usual time: the mean of its repeats without those that are far longer than the others.
 
-    A rank that is late makes a time longer, nothing makes one shorter: the lower median says what is usual, and what is
-    more than `LATE` above it is left out.
+    A late rank makes a time longer, and nothing makes one shorter; so the lower median is typical, and times more than
+    `LATE` above it are left out.
     """
     if len(times_s) == 1:
         return times_s[0]
@@ -140,9 +142,9 @@ def usual(times_s: Sequence[float]) -> float:
     return sum(kept) / len(kept)
 
 
-def _spread(done: Sequence[Measurement]) -> tuple[float, int]:
+def _spread(repeats: Sequence[Measurement]) -> tuple[float, int]:
     """Sum of squared relative deviations of Y and every x_j over an arm's repeats, and the degrees of freedom."""
-    values = np.array([(run.comp_s, *run.comm_s) for run in done])
+    values = np.array([(run.comp_s, *run.comm_s) for run in repeats])
     mean = values.mean(axis=0)
     away = values[:, mean > 0] / mean[mean > 0] - 1
-    return float((away**2).sum()), away.shape[1] * (len(done) - 1)
+    return float((away**2).sum()), away.shape[1] * (len(repeats) - 1)

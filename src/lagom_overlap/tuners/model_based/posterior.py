@@ -1,11 +1,10 @@
-"""What a group believes of its wire and its computations: priors, fits to the measurements, and how sure they are.
+"""A group's priors for wire and computations, the fits to its measurements, and their uncertainty.
 
-What groups learn from each other: they share links and GPUs, so one group's constants are another's prior.
-
-Each group is first fitted by itself. What its measurements say of a constant beyond its prior (precision and mean) is
-offered to the others, widened by how far groups may differ. Only groups with the same communicators and
-implementations share; SM counts are shared by all whose grids are known. What the others say in sum is kept as a sum,
-so that a group's prior costs the same among two groups as among a hundred.
+Groups learn from each other, because they share links and GPUs: one group's constants become another's prior. Each
+group is first fitted alone. What its measurements say about a constant beyond its prior (precision and mean) is offered
+to the others, widened by how far groups may differ. Only groups with the same communicators and implementations share;
+SM counts are shared by all groups whose grids are known. Lessons are kept as sums, so a group's prior costs the same
+among two groups as among a hundred.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -30,9 +29,9 @@ from lagom_overlap.tuners.problem import GroupProblem, Measurement
 from lagom_overlap.tuners.waiting import SM_COUNTS
 
 BETWEEN_GROUPS: Final = 0.25
-"""Spread of a constant between groups, over its prior's standard deviation."""
+"""Spread of a constant between groups, over its prior's standard deviation. Chosen, not fitted."""
 MOST_EVIDENCE: Final = 8.0
-"""Log odds against an SM count that the other groups can give."""
+"""The most log odds against an SM count from other groups, so that a group's own measurements can overrule them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,12 +43,12 @@ class Lesson:
     prior_sd: Floats
 
     @classmethod
-    def of(cls, found: ModelFit, best: int, prior: Prior) -> "Lesson":
+    def of(cls, fit: ModelFit, best: int, prior: Prior) -> "Lesson":
         """From a group's own fit under its own prior."""
         before = prior.sd**-2
-        after = 1 / np.diagonal(found.covariance[best])
+        after = 1 / np.diagonal(fit.covariance[best])
         precision = np.maximum(after - before, 1e-9)
-        mean = (after * found.params[best] - before * prior.mean) / precision
+        mean = (after * fit.params[best] - before * prior.mean) / precision
         return cls(precision=precision, mean=mean, prior_sd=prior.sd)
 
     def weighed(self) -> Floats:
@@ -83,10 +82,10 @@ class Pool:
 
     def learn(self, key: Hashable, name: str, lesson: Lesson) -> None:
         """Keeps a group's lesson in place of its last one."""
-        known = self._classes.setdefault(key, _Class())
+        shared = self._classes.setdefault(key, _Class())
         weighed = lesson.weighed()
-        known.total = known.total + weighed - known.lessons.get(name, 0.0)
-        known.lessons[name] = weighed
+        shared.total = shared.total + weighed - shared.lessons.get(name, 0.0)
+        shared.lessons[name] = weighed
 
     def learn_sm_counts(self, name: str, costs: Mapping[int, float]) -> None:
         """Keeps a group's costs (minus log likelihoods) by SM count, over its least; the worst where it has none."""
@@ -97,10 +96,10 @@ class Pool:
 
     def prior(self, key: Hashable, name: str, own: Prior) -> Prior | None:
         """A group's prior with what the others know; None where nobody else shares."""
-        known = self._classes.get(key)
-        if known is None or len(known.lessons) == (name in known.lessons):
+        shared = self._classes.get(key)
+        if shared is None or len(shared.lessons) == (name in shared.lessons):
             return None
-        weight, weighted = known.total - known.lessons.get(name, 0.0)
+        weight, weighted = shared.total - shared.lessons.get(name, 0.0)
         precision = own.sd**-2 + np.maximum(weight, 0.0)
         mean = (own.mean * own.sd**-2 + weighted) / precision
         between = (BETWEEN_GROUPS * own.sd) ** 2
@@ -113,10 +112,10 @@ class Pool:
 
 
 MAX_SM_COUNTS: Final = 4
-"""SM counts that stay in question once there are a few measurements."""
+"""SM counts that are kept after `FEW` measurements. Bounds the computation."""
 FEW: Final = 3
 UNCONTRADICTED: Final = -0.5
-"""Log odds of what a group's own measurements have nothing to say against."""
+"""Log odds down to which a group's own measurements do not contradict a prior. Chosen, not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -144,7 +143,7 @@ class Posterior:
         self._sms: Ints = np.arange(len(model.compute_model.sm_counts))
         self._last: _Posteriors | None = None
         self.is_warm = False
-        """The last fits believe what other runs say of wire and computations."""
+        """Whether the last fits use the priors of other runs for wire and computations."""
 
     @property
     def compute_model(self) -> ComputeModel:
@@ -189,7 +188,7 @@ class Posterior:
         return Surrogate(self._last.evidence, self._last.wires, int(self._sms[best]), self._last.body.params[best])
 
     def drawn(self, rng: np.random.Generator) -> Surrogate:
-        """A surrogate that could as well be true: fits drawn from how sure they are."""
+        """A surrogate drawn from the posterior."""
         assert self._last is not None, "no fit yet"
         wire, body = self._last.wire, self._last.body
         weights = np.exp(body.cost.min() - body.cost)
@@ -203,34 +202,34 @@ class Posterior:
     def _fit_body(
         self, evidence: Evidence, wires: Wires, pool: Pool, name: str, *, same_wire: bool
     ) -> tuple[ModelFit, bool]:
-        """The fit, and whether it believes other runs."""
+        """The fit of the computations, and whether it uses the prior of other runs."""
         compute_model, prior = self._model.compute_model, self._model.compute_model.prior
         key = "body", compute_model.knowledge
         start = np.tile(prior.mean, (len(self._sms), 1)) if self._last is None else self._last.body.params
-        found = evidence.fit_body(wires, self._sms, prior, start)
-        pool.learn(key, name, Lesson.of(found, int(np.argmin(found.cost)), prior))
+        fit = evidence.fit_body(wires, self._sms, prior, start)
+        pool.learn(key, name, Lesson.of(fit, int(np.argmin(fit.cost)), prior))
         counts = [compute_model.sm_counts[index] for index in self._sms]
         if compute_model.knows_grid:
-            pool.learn_sm_counts(name, dict(zip(counts, found.cost.tolist(), strict=True)))
+            pool.learn_sm_counts(name, dict(zip(counts, fit.cost.tolist(), strict=True)))
         against = pool.against_sm_counts(name, counts)
         is_warm, warm = False, None if pool.earlier is None else _own_scale(pool.earlier.prior(key, name, prior), prior)
         if pool.earlier is not None and warm is not None:
-            warmed = evidence.fit_body(wires, self._sms, warm, found.params)
+            warmed = evidence.fit_body(wires, self._sms, warm, fit.params)
             # Where the wire is that of the other run, so is the machine: enough if nothing speaks against it.
             least = UNCONTRADICTED if same_wire else pool.earlier.least_evidence
-            is_warm = warmed.log_evidence(warm) > found.log_evidence(prior) + least
+            is_warm = warmed.log_evidence(warm) > fit.log_evidence(prior) + least
             if is_warm:
-                prior, found = warm, warmed
+                prior, fit = warm, warmed
                 against = against + pool.earlier.against_sm_counts(name, counts)
         taught = _own_scale(pool.prior(key, name, prior), prior)
         if taught is not None:
-            found = evidence.fit_body(wires, self._sms, taught, found.params)
-        found = replace(found, cost=found.cost + against)
+            fit = evidence.fit_body(wires, self._sms, taught, fit.params)
+        fit = replace(fit, cost=fit.cost + against)
         if len(evidence.record.num) >= FEW and len(self._sms) > MAX_SM_COUNTS:
-            kept = np.argsort(found.cost, kind="stable")[:MAX_SM_COUNTS]
+            kept = np.argsort(fit.cost, kind="stable")[:MAX_SM_COUNTS]
             self._sms = self._sms[kept]
-            found = ModelFit(params=found.params[kept], covariance=found.covariance[kept], cost=found.cost[kept])
-        return found, is_warm
+            fit = ModelFit(params=fit.params[kept], covariance=fit.covariance[kept], cost=fit.cost[kept])
+        return fit, is_warm
 
 
 def _own_scale(taught: Prior | None, own: Prior) -> Prior | None:

@@ -1,15 +1,15 @@
 """One group's search: calibrate with the default, probe what the surrogate favours, race the winner.
 
-    1. The default is measured: incumbent, scale of the priors. Where it lies on no lattice (an engine's own, untouched)
-       middling settings calibrate.
-    2. Probe: fit, allocate on the surrogate, measure what it favours. When it favours nothing new, surrogates drawn
-       from what the fits leave open are asked too (Thompson, 1933): what is still likely to be better is measured.
-    3. Race: the best against the default until it is better beyond doubt, then against its closest rival until the
-       expected loss is small; always the arm with fewer measurements. It ends where keeping the default loses little.
-    4. Settle: the best if it was measured faster than the default on average and beyond doubt not slower, else the
+    1. Measure the default: it is the incumbent and sets the scale of the priors. If it is not on a lattice (an engine's
+       own, untouched), settings in the middle of the ranges calibrate.
+    2. Probe: fit, allocate on the surrogate, measure its favourite. When it favours nothing new, do the same with
+       surrogates drawn from the posterior (Thompson, 1933), to measure what may still be better.
+    3. Race: the best against the default until it is clearly better, then against its closest rival until the expected
+       loss is small; the arm with fewer measurements runs. The race ends when keeping the default loses little.
+    4. Settle: the best if it was measured faster than the default on average and is clearly not slower, else the
        default.
 
-Where surrogates miss three times in a row the model is not asked any more: doubling and halving from the fastest.
+If surrogates miss three times in a row, the search goes on without the model: doubling and halving from the fastest.
 """
 
 from math import inf, log, sqrt
@@ -29,32 +29,32 @@ from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Outc
 
 NORMAL: Final = NormalDist()
 DOUBT: Final = 0.03
-"""Uncertainty of a surrogate X or Y: an assignment that balances them is worth less than it seems."""
+"""Uncertainty of a surrogate's X or Y, as a share: an assignment that balances them is worth less than it seems."""
 LEAST_GAIN: Final = 0.003
+"""The gain that a probe must promise, as a share; with noise up to `MOST_GAIN`. Chosen, not measured."""
 MOST_GAIN: Final = 0.01
-"""A probe promises at least this, more where the noise hides it."""
 MODEL_SD: Final = 0.015
-"""How far a surrogate may be off next to a measurement."""
+"""The error of a surrogate at a measured assignment, as a share."""
 BLIND_MODEL_SD: Final = 0.03
-"""The same where the kernels' grids are unknown."""
+"""The same if the kernels' grids are unknown."""
 NUM_SETTLED: Final = 2
-"""Constants that all measurements together have to settle before a surrogate is as good as that."""
+"""Constants that all measurements together must determine before a surrogate is that good."""
 NOISE_CHECK: Final = 4
-"""After this many measurements the default is measured once more: it tells the noise, and the race needs it."""
+"""After this many measurements the default is repeated: that shows the noise, and the race needs it."""
 FIRST_TRUSTED: Final = 4
-"""Earlier surrogates come from priors: they may be far off."""
+"""Measurements before which a surrogate is not trusted: it rests on priors and may be far off."""
 SURPRISE: Final = 0.1
-"""A makespan farther than this from its surrogate, noise apart, counts against the model."""
+"""A makespan further than this from its surrogate, on top of the noise, counts against the model."""
 MOST_SURPRISES: Final = 3
-"""As many in a row, and the model is not asked any more."""
+"""Surprises in a row after which the model is not used any more."""
 TOLERATED: Final = 0.005
-"""A share by which an adopted assignment may be slower without harm."""
+"""The share by which an adopted assignment may be slower without harm; `sequential.MIN_EFFECT` has the same value."""
 LOOKED_AROUND: Final = 6
-"""Assignments that have run before a blind surrogate is believed that there is nothing better; more if it missed."""
+"""Assignments that must have run before a surrogate without grids may end the search; more if it missed."""
 WORK_PER_COMM: Final = 3_000
-"""What a first plan takes, before any was made."""
+"""The assumed work of the first plan, per collective."""
 SHARES: Final = (0.6, 0.3, 1.0, 0.0)
-"""Calibration without a default on the lattice: parts of the logarithmic ranges."""
+"""Calibration without a default on the lattice: positions in the logarithmic ranges. Chosen, not measured."""
 STEPS: Final = (
     ("half the channels", 0.5, 1.0),
     ("twice the channels", 2.0, 1.0),
@@ -65,7 +65,7 @@ STEPS: Final = (
 
 
 class GroupSearch:
-    """The state of one group: what was measured, what is asked (`probe`, None at the end), what is recommended."""
+    """The state of one group's search: measurements, the next probe (None at the end), the recommendation."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class GroupSearch:
         self._expected_s: float | None = None
         self._expected_comp_s: float | None = None
         self.incumbent = problem.default
-        self.probe: Probe | None = Probe(assignment=problem.default, reason="the default, as the incumbent")
+        self.probe: Probe | None = Probe(assignment=problem.default, reason="the default")
 
     def tell(self, outcome: Outcome) -> None:
         """Takes the outcome of the probe just asked for."""
@@ -114,7 +114,7 @@ class GroupSearch:
         self._expected_s = self._expected_comp_s = None
 
     def plan(self) -> int:
-        """Finds the next probe and the stand after what was told; returns the work that took."""
+        """Finds the next probe and the recommendation after the last outcome; returns the work that took."""
         before = 0 if self._posterior is None else self._posterior.work
         self._num_planned += 1
         self._num_waited = 0
@@ -124,21 +124,21 @@ class GroupSearch:
         return self.expected_work
 
     def wait(self) -> None:
-        """Has no plan made now: the same is measured once more, the default where that cannot run."""
+        """Postpones the plan: the same assignment is measured once more, or the default if that cannot run."""
         assert self.probe is not None, "a finished search does not wait"
         self._num_waited += 1
-        asked = self.probe.assignment
-        asked = self._problem.default if self._arms.failed(asked) else asked
-        self.probe = Probe(assignment=asked, reason="once more: it is planned in a later step")
+        assignment = self.probe.assignment
+        assignment = self._problem.default if self._arms.failed(assignment) else assignment
+        self.probe = Probe(assignment=assignment, reason="repeated: the next probe is planned in a later step")
 
     @property
     def urgency(self) -> tuple[int, float]:
-        """Who is planned first: who has waited longest, then whose time in a step is longest."""
+        """The priority of planning: the group that has waited longest, then the one with the longest time in a step."""
         default_s = self._arms.mean_s(self._problem.default)
         return self._num_waited, self._problem.group.count * (default_s if default_s < inf else 0.0)
 
     def _begin_anew(self) -> None:
-        """The job is another one now: what was concluded from its earlier times is void."""
+        """The job has changed: conclusions from earlier times are dropped."""
         self._posterior = self._surrogate = None
         self._estimates_s = {}
         self._num_planned = self._drift.num_told - 1
@@ -162,10 +162,12 @@ class GroupSearch:
         if self._num_told >= self._now.max_measurements:
             return None
         if self._drift.is_suspicious:
-            return Probe(assignment=self._problem.default, reason="another time than ever: has the default's changed?")
+            return Probe(
+                assignment=self._problem.default, reason="unexpected computation time: has the default's changed?"
+            )
         self._surrogate = self._look()
         if self._first is not None and not self._arms.knows(self._first):
-            return Probe(assignment=self._first, reason="warm start: what an earlier run ended with")
+            return Probe(assignment=self._first, reason="warm start: the result of an earlier run")
         if self._surrogate is None:
             return self._calibrate()
         return self._propose(self._surrogate) or self._look_around(self._surrogate) or self._hear() or self._race()
@@ -181,7 +183,7 @@ class GroupSearch:
     # What is known
 
     def _look(self) -> Surrogate | None:
-        """The surrogate after all that was told, and its estimates; None where nothing on the lattice ran."""
+        """The surrogate of all outcomes so far, and its estimates; None if nothing on the lattice ran."""
         self._places = {
             arm: places for arm in self._arms.runs if (places := self._search_space.places_of(arm)) is not None
         }
@@ -200,16 +202,16 @@ class GroupSearch:
         return surrogate
 
     def _best(self) -> Assignment | None:
-        """The best of what ran by its estimate, the default too."""
+        """The best assignment that ran, by its estimate; may be the default."""
         return min(self._arms.runs, key=self._estimate_s, default=None)
 
     def _estimate_s(self, arm: Assignment) -> float:
-        """The makespan of what ran: the surrogate, which has seen the measurement; the mean where it does not apply."""
+        """An arm's makespan: the surrogate's, which includes the measurement, or the mean if it does not apply."""
         estimate_s = self._estimates_s.get(arm)
         return max(self._arms.mean_s(arm), LEAST_S) if estimate_s is None else estimate_s
 
     def _variance(self, arm: Assignment) -> float:
-        """Of the logarithm of an estimate: measurements and surrogate together."""
+        """The variance of the logarithm of an estimate, from measurements and surrogate together."""
         precision = self._arms.num(arm) / self._arms.sigma**2
         if self._posterior is not None and arm in self._estimates_s:
             model_sd = MODEL_SD if self._posterior.compute_model.knows_grid else BLIND_MODEL_SD
@@ -217,7 +219,7 @@ class GroupSearch:
         return 1 / precision
 
     def _is_better(self, arm: Assignment) -> bool:
-        """Whether an arm is faster than the default on average, and beyond doubt not slower."""
+        """Whether an arm is faster than the default on average, and clearly not slower."""
         arms, default = self._arms, self._problem.default
         mine_s, other_s = arms.mean_s(arm), arms.mean_s(default)
         if not mine_s < other_s:
@@ -233,9 +235,9 @@ class GroupSearch:
         return lead + TOLERATED > confidence * sqrt(self._variance(arm) + self._variance(default))
 
     def _bar(self, assignment: Assignment) -> None:
-        """No more of the configurations of a failed assignment that never ran: any of them may be the reason.
+        """Excludes the configurations of a failed assignment that never ran: any of them may be the cause.
 
-        Where one implementation in it is new, that is the reason: it cannot run for these collectives.
+        If exactly one implementation in it is new, that is the cause: it cannot run for these collectives.
         """
         for j, config in enumerate(assignment):
             place = self._search_space.lattices[j].place.get(config)
@@ -268,7 +270,7 @@ class GroupSearch:
 
     def _propose(self, surrogate: Surrogate) -> Probe | None:
         if self._num_planned == NOISE_CHECK and 0 < self._arms.num(self._problem.default) < NOISE_CHECK:
-            return Probe(assignment=self._problem.default, reason="noise: the default once more")
+            return Probe(assignment=self._problem.default, reason="measuring noise: repeating the default")
         if not self._is_trusted:
             return self._step()
         probe = self._favoured(surrogate, "surrogate")
@@ -285,7 +287,7 @@ class GroupSearch:
         return None
 
     def _scout(self, surrogate: Surrogate) -> Probe | None:
-        """A look at implementations that may still be the best (`subspaces.py`); None where that is settled."""
+        """A look at implementations that may still be the best (`subspaces.py`); None once that is settled."""
         best, halving, search_space = self._best(), self._halving, self._search_space
         if best is None or not halving.num_looks:
             return None
@@ -293,13 +295,13 @@ class GroupSearch:
         base = self._places.get(best) or next(iter(self._places.values()))
         rng = np.random.default_rng([self._seed, self._num_planned, halving.num_looks])
         drawn = [self._posterior.drawn(rng) for _ in range(halving.num_draws)]
-        known = set(self._places.values())
-        found = outlooks([surrogate, *drawn], self._excluded, base, known, DOUBT)
-        look = halving.next(found, self._estimate_s(best), self._measured_kinds())
+        measured_places = set(self._places.values())
+        outlook_of = outlooks([surrogate, *drawn], self._excluded, base, measured_places, DOUBT)
+        look = halving.next(outlook_of, self._estimate_s(best), self._measured_kinds())
         if look is None:
             return None
         assignment = search_space.assignment_at(
-            places_of_look(look, found, surrogate, excluded=self._excluded, base=base, doubt=DOUBT)
+            places_of_look(look, outlook_of, surrogate, excluded=self._excluded, base=base, doubt=DOUBT)
         )
         if self._arms.knows(assignment):
             return None
@@ -307,18 +309,18 @@ class GroupSearch:
         return Probe(assignment=assignment, reason=f"subspaces: {names} may be the best")
 
     def _favoured(self, surrogate: Surrogate, why: str) -> Probe | None:
-        """What a surrogate favours; None if it is known or promises too little."""
+        """The assignment that a surrogate favours; None if it was tried or promises too little."""
         best = self._best()
         places = None if best is None else self._places.get(best)
         allocation = Allocation(surrogate, self._excluded, DOUBT)
         starts = list(self._places.values())[:1]
-        found = allocation.best(starts if places is None else [places])
-        if found is None:
+        allocated = allocation.best(starts if places is None else [places])
+        if allocated is None:
             return None
-        assignment = self._search_space.assignment_at(found.tolist())
+        assignment = self._search_space.assignment_at(allocated.tolist())
         if self._arms.knows(assignment):
             return None
-        compared = np.array([found] if places is None else [found, places])
+        compared = np.array([allocated] if places is None else [allocated, places])
         comm_s, comp_s = surrogate.times(compared)
         expected_s, *now = (np.maximum(comm_s, comp_s) + self._arms.gap_s).tolist()
         if best is not None:
@@ -333,7 +335,7 @@ class GroupSearch:
         return Probe(assignment=assignment, reason=f"{why}: makespan {1e3 * expected_s:.4g} ms, the shortest")
 
     def _step(self) -> Probe | None:
-        """Without the model: from the fastest so far, twice or half the channels or the chunk of all."""
+        """A step without the model: twice or half the channels or the chunk of all, from the fastest so far."""
         places = self._places[min(self._places, key=self._arms.mean_s)]
         for words, moved in self._moves(places):
             assignment = self._search_space.assignment_at(moved)
@@ -342,7 +344,7 @@ class GroupSearch:
         return None
 
     def _look_around(self, surrogate: Surrogate) -> Probe | None:
-        """Where the kernels' waves are not known: what lies next to the best, the best surrogate first."""
+        """If the kernels' waves are unknown: the neighbours of the best, the best by the surrogate first."""
         assert self._posterior is not None, "a surrogate without a posterior"
         is_enough = len(self._arms.runs) >= LOOKED_AROUND and not self._num_surprises
         if self._posterior.compute_model.knows_grid or self._posterior.is_warm or is_enough:
@@ -353,24 +355,24 @@ class GroupSearch:
         if not new:
             return None
         makespans_s = surrogate.makespans(np.array(new))
-        found = int(np.argmin(makespans_s))
-        self._expected_s = max(float(makespans_s[found]) + self._arms.gap_s, LEAST_S)
-        return Probe(assignment=self._search_space.assignment_at(new[found]), reason="next to the best so far")
+        nearest = int(np.argmin(makespans_s))
+        self._expected_s = max(float(makespans_s[nearest]) + self._arms.gap_s, LEAST_S)
+        return Probe(assignment=self._search_space.assignment_at(new[nearest]), reason="a neighbour of the best so far")
 
     def _moves(self, places: Places) -> list[tuple[str, list[int]]]:
-        """All collectives moved the same way, in words and places."""
-        held = list(zip(self._search_space.lattices, places, self._excluded, strict=True))
+        """All collectives moved in the same way: description and places."""
+        lattices = list(zip(self._search_space.lattices, places, self._excluded, strict=True))
         return [
-            (words, [lattice.moved(place, channels, chunk, excluded) for lattice, place, excluded in held])
+            (words, [lattice.moved(place, channels, chunk, excluded) for lattice, place, excluded in lattices])
             for words, channels, chunk in STEPS
         ]
 
     def _hear(self) -> Probe | None:
-        """A search does not end before it has heard the noise."""
+        """Repeats the default if nothing was repeated yet: a search must know the noise before it ends."""
         default = self._problem.default
         if self._arms.num(default) != 1 or any(len(done) > 1 for done in self._arms.runs.values()):
             return None
-        return Probe(assignment=default, reason="noise: the default once more")
+        return Probe(assignment=default, reason="measuring noise: repeating the default")
 
     # Race
 

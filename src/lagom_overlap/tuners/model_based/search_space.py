@@ -21,6 +21,7 @@ Implementation = tuple[Algorithm | None, Protocol | None, Transport | None]
 """The knobs that say how a collective is done, not with how much."""
 
 MAX_CHANNEL_VALUES: Final = 32
+"""Values per axis that are kept of a huge space, as `MAX_CHUNK_VALUES`. Bounds the computation."""
 MAX_CHUNK_VALUES: Final = 12
 USUAL_NUM_THREADS: Final = 512
 """Where the default leaves threads alone: NCCL's choice on fast links (tuning.cc)."""
@@ -184,12 +185,12 @@ def search_space_of(problem: GroupProblem, surfaces: Surfaces) -> SearchSpace:
     pairs = list(zip(problem.spaces, problem.default, strict=True))
     kinds = dict.fromkeys(implementation(space.subspace_of(default)) for space, default in pairs)
     kinds |= dict.fromkeys(implementation(subspace) for space in problem.spaces for subspace in space.subspaces)
-    found = [surfaces.of(space, default, tuple(kinds)) for space, default in pairs]
-    different = list(dict.fromkeys(map(id, found)))
+    surfaces_of = [surfaces.of(space, default, tuple(kinds)) for space, default in pairs]
+    different = list(dict.fromkeys(map(id, surfaces_of)))
     return SearchSpace(
-        surfaces=tuple(next(surface for surface in found if id(surface) == each) for each in different),
-        surface_of=np.array([different.index(id(surface)) for surface in found], dtype=np.intp),
-        lattices=tuple(surface.lattice for surface in found),
+        surfaces=tuple(next(surface for surface in surfaces_of if id(surface) == each) for each in different),
+        surface_of=np.array([different.index(id(surface)) for surface in surfaces_of], dtype=np.intp),
+        lattices=tuple(surface.lattice for surface in surfaces_of),
         wire_bytes=np.array([float(comm.collective.wire_bytes) for comm in problem.group.comms]),
     )
 

@@ -32,11 +32,11 @@ from lagom_overlap.tuners.model_based.search_space import Places, SearchSpace
 from lagom_overlap.tuners.model_based.surrogate import Allocation, Surrogate
 
 HOPELESS: Final = 1.25
-"""A kind never measured is not looked at if even its optimistic surrogate is this much longer than the best."""
+"""An unmeasured kind is skipped if even its optimistic makespan is this many times the best. Chosen, not measured."""
 CLOSE: Final = 1.02
-"""A kind that was measured is looked at again if its optimistic surrogate is at most this much longer."""
+"""A measured kind is looked at again if its optimistic makespan is at most this many times the best. Chosen."""
 NUM_DRAWS: Final = 4
-"""Surrogates whose spread is the uncertainty."""
+"""Drawn surrogates whose spread gives the uncertainty. Bounds the computation."""
 
 Contender = tuple[int, int]
 """A surface of the group and a kind on it."""
@@ -123,11 +123,15 @@ class Halving:
         places = np.flatnonzero(self._search_space.surfaces[surface].lattice.kind == kind).tolist()
         return {int(j): set(places) for j in np.flatnonzero(self._search_space.surface_of == surface)}
 
-    def _drop_worse_half(self, held: Mapping[Contender, Outlook], best_s: float, measured: set[Contender]) -> None:
+    def _drop_worse_half(
+        self, outlook_of: Mapping[Contender, Outlook], best_s: float, measured: set[Contender]
+    ) -> None:
         for surface in range(len(self._room)):
-            rung = sorted((held[one].makespan_s, one) for one in held if one[0] == surface and one in measured)
+            rung = sorted(
+                (outlook_of[one].makespan_s, one) for one in outlook_of if one[0] == surface and one in measured
+            )
             worse = (one for _, one in rung[ceil(len(rung) / 2) :])
-            self._left -= {one for one in worse if held[one].optimistic_s > best_s}
+            self._left -= {one for one in worse if outlook_of[one].optimistic_s > best_s}
 
 
 def _is_promising(outlook: Outlook, best_s: float) -> bool:
@@ -136,17 +140,17 @@ def _is_promising(outlook: Outlook, best_s: float) -> bool:
 
 
 def outlooks(
-    surrogates: Sequence[Surrogate], excluded: Sequence[set[int]], base: Places, known: set[Places], doubt: float
+    surrogates: Sequence[Surrogate], excluded: Sequence[set[int]], base: Places, measured: set[Places], doubt: float
 ) -> dict[Contender, Outlook]:
     """What the first surrogate expects of every contender, and how far the others are apart in that.
 
     All collectives of its surface are at one place of the kind, the other surfaces' at `base`; contenders without a
-    place allowed for all of them are left out. `known` was measured or failed; `doubt` as in `Surrogate.makespans`.
+    place allowed for all of them are left out. `measured` was measured or failed; `doubt` as in `Surrogate.makespans`.
     """
-    search_space, found = surrogates[0].model.search_space, {}
+    search_space, by_contender = surrogates[0].model.search_space, {}
     for number, surface in enumerate(search_space.surfaces):
         mine = np.flatnonzero(search_space.surface_of == number).tolist()
-        held = {int(surface.lattice.kind[base[j]]) for j in mine}
+        base_kinds = {int(surface.lattice.kind[base[j]]) for j in mine}
         rows = np.repeat(np.array([base], dtype=np.intp), len(surface.lattice), axis=0)
         rows[:, mine] = np.arange(len(rows))[:, None]
         makespans = np.array([surrogate.makespans(rows, doubt) for surrogate in surrogates])
@@ -156,19 +160,19 @@ def outlooks(
             least_s = makespans[:, of_kind].min(axis=1).tolist()
             if least_s[0] < inf:
                 place = int(of_kind[makespans[0, of_kind].argmin()])
-                found[number, kind] = Outlook(
+                by_contender[number, kind] = Outlook(
                     place=place,
                     makespan_s=least_s[0],
                     log_sd=pstdev(map(log, least_s[1:])) if len(least_s) > 2 else 0.0,
                     is_only_place=len(of_kind) == 1,
-                    is_settled=held == {kind} or tuple(rows[place].tolist()) in known,
+                    is_settled=base_kinds == {kind} or tuple(rows[place].tolist()) in measured,
                 )
-    return found
+    return by_contender
 
 
 def places_of_look(
     look: Look,
-    found: Mapping[Contender, Outlook],
+    outlook_of: Mapping[Contender, Outlook],
     surrogate: Surrogate,
     *,
     excluded: Sequence[set[int]],
@@ -185,7 +189,7 @@ def places_of_look(
         mine = np.flatnonzero(search_space.surface_of == surface)
         dealt = [one for one in look.contenders if one[0] == surface]
         for number, j in enumerate(mine[np.argsort(-search_space.wire_bytes[mine], kind="stable")].tolist()):
-            places[j] = found[dealt[number % len(dealt)]].place
+            places[j] = outlook_of[dealt[number % len(dealt)]].place
     if look.is_first_rung:
         kinds = [lattice.kind for lattice in search_space.lattices]
         others = [set(np.flatnonzero(kind != kind[place]).tolist()) for kind, place in zip(kinds, places, strict=True)]

@@ -87,14 +87,14 @@ class Allocation:
         """
         surrogate = self._surrogate
         begin = np.array(starts, dtype=np.intp).reshape(len(starts), surrogate.num_comms)
-        found, makespan_s = np.empty(surrogate.num_comms, dtype=np.intp), np.empty(1)
+        places, makespan_s = np.empty(surrogate.num_comms, dtype=np.intp), np.empty(1)
         mask = self._mask()
         surrogate.model.run(
             "ls_best",
             *(byref(surrogate.struct), None if mask is None else address(mask)),
-            *(address(begin), len(begin), self._doubt, address(found), address(makespan_s)),
+            *(address(begin), len(begin), self._doubt, address(places), address(makespan_s)),
         )
-        return found if np.isfinite(makespan_s[0]) else None
+        return places if np.isfinite(makespan_s[0]) else None
 
     def best_of_kind(self, kind: int) -> Ints | None:
         """The best equal places of one implementation; where a collective lacks it, None."""

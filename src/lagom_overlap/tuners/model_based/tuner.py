@@ -50,19 +50,19 @@ from lagom_overlap.tuners.problem import Assignment, GroupProblem, Outcome
 from lagom_overlap.tuners.warm_start import Earlier, WarmStart, Ways, nearest_allowed
 
 WAY_SD: Final = {"link": 0.1, "latency": 0.3}
-"""How far a table's ratios between implementations may be off, as shares."""
+"""How far a table's ratios between implementations may be off, as shares. Chosen, not measured."""
 RUN_EVIDENCE: Final = 1.0
 """Log odds that a group's own measurements must give another run: it may be of another machine. A table speaks of what
 was not measured yet: it holds until it is contradicted."""
 NOTHING: Final = 1e-9
-"""Precision of a constant of which a lesson says nothing."""
+"""The precision of a constant about which a lesson says nothing."""
 
 
 def earlier_pool(warm: WarmStart, problems: Sequence[GroupProblem], surfaces: Surfaces) -> Pool:
     """The lessons of a warm start."""
     pool = Pool(least_evidence=RUN_EVIDENCE if warm.earlier else UNCONTRADICTED)
-    for number, held in enumerate(warm.earlier):
-        _teach_group(pool, f"earlier {number}", held, surfaces)
+    for number, earlier in enumerate(warm.earlier):
+        _teach_group(pool, f"earlier {number}", earlier, surfaces)
     for problem in problems:
         ways = warm.ways.get(problem.group.name)
         if ways is not None:
@@ -72,19 +72,21 @@ def earlier_pool(warm: WarmStart, problems: Sequence[GroupProblem], surfaces: Su
 
 def first_probe(warm: WarmStart, problem: GroupProblem) -> Assignment | None:
     """What an earlier run ended with, as far as it is allowed here; None if that is the default or not known."""
-    wanted = warm.first(problem)
-    found = None if wanted is None else nearest_allowed(problem, wanted)
-    return None if found == problem.default else found
+    earlier_best = warm.first(problem)
+    allowed = None if earlier_best is None else nearest_allowed(problem, earlier_best)
+    return None if allowed == problem.default else allowed
 
 
-def _teach_group(pool: Pool, name: str, held: Earlier, surfaces: Surfaces) -> None:
-    search_space, arms = search_space_of(held.problem, surfaces), Arms()
-    for assignment, done in held.runs.items():
-        for run in done:
+def _teach_group(pool: Pool, name: str, earlier: Earlier, surfaces: Surfaces) -> None:
+    search_space, arms = search_space_of(earlier.problem, surfaces), Arms()
+    for assignment, repeats in earlier.runs.items():
+        for run in repeats:
             arms.add(assignment, run)
-    runs = {places: done for arm, done in arms.runs.items() if (places := search_space.places_of(arm)) is not None}
+    runs = {
+        places: repeats for arm, repeats in arms.runs.items() if (places := search_space.places_of(arm)) is not None
+    }
     if runs:
-        posterior = first_posterior(held.problem, search_space, next(iter(runs.values()))[0])
+        posterior = first_posterior(earlier.problem, search_space, next(iter(runs.values()))[0])
         posterior.update(record_of(runs), arms.sigma, pool, name)
 
 

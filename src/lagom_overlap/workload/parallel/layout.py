@@ -85,6 +85,8 @@ class AttentionKernel(StrEnum):
 
 
 MAX_ZERO_STAGE: Final = 3
+DEFAULT_BUCKET: Final = "160 MB"
+"""Megatron-LM's 40 million FP32 gradients."""
 MAX_SLOTS: Final = 1 << 18
 """Forwards of all stages that an iteration may have: as many take 20 s, and real jobs have a hundredth of it."""
 MAX_GPUS: Final = 1 << 20
@@ -98,7 +100,8 @@ class ParallelChoices:
     """The keys of `[parallel]` that a layout takes as a job file gives them.
 
     `micro_batch` is in sequences. `chunks` are the model chunks (virtual stages) of one GPU under the interleaved
-    schedule. `replicate` groups of consecutive ranks each share out the whole, and gradients are added between them
+    schedule, each of which runs `micro_batch_group` micro-batches before the next one's turn (None: as many as there
+    are stages). `replicate` groups of consecutive ranks each share out the whole, and gradients are added between them
     (hybrid sharding, HSDP). `prefetch` is in layers (stage 3).
     `context` ranks share every sequence: each has its tokens, and keys and values travel around them during attention.
     `async_tensor` hides the all-reduce of input gradients behind the weight gradient's product (no sequence
@@ -128,6 +131,7 @@ class ParallelChoices:
     context: Count = 1
     schedule: PipelineSchedule = PipelineSchedule.ONE_F_ONE_B
     chunks: Count = 1
+    micro_batch_group: Count | None = None
     recompute: Recompute = Recompute.NONE
     sequence_parallel: bool = False
     async_tensor: bool = False
@@ -157,7 +161,8 @@ class ParallelTable(ParallelChoices):
     such groups, and `data` is all of them. What `layout` makes of the other keys: `ParallelLayout`.
     `framework` issues the step (`workload.step.rules`); by default FSDP2 for `fsdp` and Megatron-LM otherwise.
     `framework_release` is its release, where that makes a difference (`workload.step.releases`).
-    `clip_gradients` is by default what the framework does.
+    `clip_gradients`, `overlap_gradients` and `bucket_bytes` are by default what the framework does
+    (`IssueRules.completed`).
     `auto = [2, 8]` gives no degrees but a mesh, over which `lagom capture` and `lagom plan` search for a sharding.
     """
 
@@ -166,15 +171,15 @@ class ParallelTable(ParallelChoices):
     global_batch: Count | None = None
     data: Count | None = None
     zero_stage: Annotated[int, Meta(ge=0, le=MAX_ZERO_STAGE)] | None = None
-    overlap_gradients: bool = True
-    bucket_bytes: Size = "160 MB"
+    overlap_gradients: bool | None = None
+    bucket_bytes: Size | None = None
     cuda_graph: bool = False
     framework: Name | None = None
     framework_release: Annotated[str, Meta(pattern=r"^\d{1,4}\.\d{1,4}(\.\d{1,4})?$")] | None = None
     clip_gradients: bool | None = None
 
     def layout(self) -> "ParallelLayout":
-        """The layout, in which what the job leaves out is what the rest of it says.
+        """The layout, in which what the job leaves out is what the rest of it says, or most frameworks do.
 
         Raises:
             JobError: if the degrees contradict each other.
@@ -189,8 +194,10 @@ class ParallelTable(ParallelChoices):
             data=data,
             global_batch=self.global_batch or self.micro_batch * data,
             zero_stage=self.zero_stage or (0 if self.fsdp is None else 3),
-            overlap_gradients=self.overlap_gradients,
-            bucket_bytes=size_bytes(self.bucket_bytes, "parallel.bucket_bytes"),
+            overlap_gradients=self.overlap_gradients is not False,
+            bucket_bytes=size_bytes(
+                DEFAULT_BUCKET if self.bucket_bytes is None else self.bucket_bytes, "parallel.bucket_bytes"
+            ),
             **choices,
         )
 
@@ -332,6 +339,9 @@ class ParallelLayout(ParallelChoices):
                     f"parallel.schedule is interleaved with {self.num_micro_batches} micro-batches, "
                     f"must be a multiple of pipeline = {self.pipeline}"
                 )
+            self._check_micro_batch_group()
+        elif self.micro_batch_group is not None:
+            raise JobError("parallel.micro_batch_group needs schedule interleaved, in which model chunks take turns")
         elif self.chunks != 1:
             raise JobError(f"parallel.chunks is {self.chunks}, must be 1 unless schedule is interleaved")
         elif self.overlap_p2p:
@@ -355,6 +365,22 @@ class ParallelLayout(ParallelChoices):
             raise JobError(
                 f"parallel.pipeline_layout has predictions m in chunk {turn} of stage {stage}, must have them in the "
                 "last chunk of a stage, which is not the first stage"
+            )
+
+    def _check_micro_batch_group(self) -> None:
+        """As Megatron-LM refuses it (d98e8a64, `core/pipeline_parallel/schedules.py`)."""
+        group, num = self.micro_batch_group, self.num_micro_batches
+        if group is None:
+            return
+        if not self.pipeline <= group <= num:
+            raise JobError(
+                f"parallel.micro_batch_group is {group}, must be from pipeline = {self.pipeline} to the "
+                f"{num} micro-batches"
+            )
+        if 0 < num % group < self.pipeline:
+            raise JobError(
+                f"parallel.micro_batch_group is {group}: the last group has {num % group} of {num} micro-batches, "
+                f"must have none or at least pipeline = {self.pipeline}"
             )
 
     @property

@@ -7,6 +7,7 @@ micro-batches as stages; the time is the same, and the first stage's memory.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from lagom_overlap.workload.parallel.layout import ParallelLayout, PipelineSchedule
 
@@ -20,15 +21,15 @@ class Slot:
     chunk: int = 0
 
 
-def stage_slots(layout: ParallelLayout, rank: int, group: int | None = None) -> tuple[Slot, ...]:
+@lru_cache(maxsize=64)  # asked for by the simulation and by the memory of every layout
+def stage_slots(layout: ParallelLayout, rank: int) -> tuple[Slot, ...]:
     """What stage `rank` runs, in order: every micro-batch once forward and once backward through every chunk.
 
-    With interleaving `group` micro-batches go through a chunk before the next chunk's turn (None: as many as there are
-    stages, the fewest): Megatron-LM's `--microbatch-group-size-per-virtual-pipeline-stage`.
+    With interleaving the layout's `micro_batch_group` go through a chunk before the next chunk's turn.
     """
     num = layout.num_micro_batches
     if layout.schedule is PipelineSchedule.INTERLEAVED:
-        return _interleaved(layout, rank, group or layout.pipeline)
+        return _interleaved(layout, rank, layout.micro_batch_group or layout.pipeline)
     warm_up = num if layout.schedule is PipelineSchedule.GPIPE else min(num, layout.pipeline - rank - 1)
     slots = [Slot(True, index) for index in range(warm_up)]
     for index in range(warm_up, num):

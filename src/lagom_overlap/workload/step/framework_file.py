@@ -7,6 +7,7 @@ title          what people call it, where plans are made for its steps
 [switches]     keys of `[parallel]` that it can have other than their default, and how one tells it: `switches`
 [dispatchers]  ways in which it sends tokens, beside the plain one, and how one tells it
 [[release]]    what single releases change: `releases.ReleaseChange`
+[[environment]], [[not_modelled]], [[user_buffers]]    what advice for a launch needs: `planners.megatron`
 """
 
 import tomllib
@@ -33,6 +34,9 @@ class FrameworkFile:
     switches: dict[str, str] = field(default_factory=dict)
     dispatchers: dict[str, str] = field(default_factory=dict)
     release: list[_Tables] = field(default_factory=list)
+    environment: list[_Tables] = field(default_factory=list)
+    not_modelled: list[_Tables] = field(default_factory=list)
+    user_buffers: list[_Tables] = field(default_factory=list)
 
 
 def _folder() -> Traversable:

@@ -3,14 +3,14 @@
 Facts of each framework, from its own source, are the table `[rules]` of its file (`framework_file`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 from typing import Any, Final
 
 from lagom_overlap.toml_tables import from_table
 from lagom_overlap.workload.parallel.eager_memory import EagerStep
-from lagom_overlap.workload.parallel.layout import MAX_ZERO_STAGE, ParallelLayout, PipelineSchedule
+from lagom_overlap.workload.parallel.layout import MAX_ZERO_STAGE, ParallelLayout, ParallelTable, PipelineSchedule
 from lagom_overlap.workload.precision import MIXED, Precision
 from lagom_overlap.workload.step.framework_file import framework_file
 from lagom_overlap.workload.step.traffic import (
@@ -62,7 +62,10 @@ class IssueRules:
     router's weights scale the experts' activations, not what they make (Megatron-LM since 26596307, April 2025).
     `optimizer_bytes` is the optimizer's memory traffic per parameter, `clip_bytes` that of checking and clipping
     gradients, `clips` whether that is done by default. `most_stage_in_pipelines` is the furthest ZeRO stage there.
-    `eager` is what PyTorch's allocator holds where PyTorch itself runs the step (None: not known; formulas count).
+    `overlaps_gradients` and `bucket_elements` are what a job has that does not say: whether replicated gradients are
+    reduced during backward, and how many a bucket holds at least, or `bucket_elements_per_rank` for each data-parallel
+    rank (None: the layout's bytes). `eager` is what PyTorch's allocator holds where PyTorch itself runs the step (None:
+    not known; formulas count).
     """
 
     name: str
@@ -93,11 +96,39 @@ class IssueRules:
     clip_bytes: int = 12
     clips: bool = False
     most_stage_in_pipelines: int = MAX_ZERO_STAGE
+    overlaps_gradients: bool = True
+    bucket_elements: int | None = None
+    bucket_elements_per_rank: int = 0
     eager: EagerStep | None = None
 
     def most_zero_stage(self, pipeline: int) -> int:
         """The most that is sharded in a pipeline of that many stages."""
         return self.most_stage_in_pipelines if pipeline > 1 else MAX_ZERO_STAGE
+
+    def default_bucket_elements(self, num_ranks: int) -> int | None:
+        """The framework's own number of gradients in a bucket for as many data-parallel ranks; None without a rule."""
+        each = self.bucket_elements_per_rank * num_ranks
+        return None if self.bucket_elements is None else max(self.bucket_elements, each)
+
+    def default_bucket_bytes(self, layout: ParallelLayout, precision: Precision) -> int | None:
+        """Their bytes as they are reduced."""
+        elements = self.default_bucket_elements(layout.replicas)
+        return None if elements is None else elements * precision.reduction.num_bytes
+
+    def completed(self, parallel: ParallelTable, precision: Precision) -> ParallelLayout:
+        """The layout of a job, in which what the job leaves out is what the framework does.
+
+        Raises:
+            JobError: if the degrees contradict each other.
+        """
+        layout = parallel.layout()
+        found: dict[str, Any] = {}
+        if parallel.overlap_gradients is None and layout.zero_stage <= 1:
+            found["overlap_gradients"] = self.overlaps_gradients
+        size = self.default_bucket_bytes(layout, precision)
+        if parallel.bucket_bytes is None and size is not None:
+            found["bucket_bytes"] = size
+        return replace(layout, **found)
 
     def stays_whole(self, layout: ParallelLayout) -> bool:
         """Whether parameters and gradients stay whole from the first forward to the last backward.

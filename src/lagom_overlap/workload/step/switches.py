@@ -11,7 +11,14 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Final
 
-from lagom_overlap.workload.parallel.layout import Dispatcher, ParallelLayout, PipelineSchedule
+from lagom_overlap.workload.models import TransformerModel
+from lagom_overlap.workload.parallel.layout import (
+    Dispatcher,
+    ParallelLayout,
+    PipelineSchedule,
+    Recompute,
+    RecomputeModule,
+)
 from lagom_overlap.workload.step.framework_file import framework_file, framework_names
 
 TAKEN_ANYWHERE: Final = ("overlap_gradients", "prefetch")
@@ -46,13 +53,18 @@ def has_switch(framework: str, key: str) -> bool:
     return framework in switches().get(key, (framework,))
 
 
-def can_overlap_experts(layout: ParallelLayout) -> bool:
+def can_overlap_experts(model: TransformerModel, layout: ParallelLayout) -> bool:
     """Whether Megatron-LM runs all-to-alls behind another micro-batch: of a pipeline, with virtual stages only.
 
-    NVIDIA/Megatron-LM at 002526d8, `core/transformer/transformer_config.py`.
+    Nor where whole layers, or mixtures, are computed again, with more than one multi-token prediction, or with Mamba's
+    layers. NVIDIA/Megatron-LM at d98e8a64, `core/transformer/transformer_config.py`; `core/models`: of all models
+    `GPTModel` alone has a `build_schedule_plan`.
     """
+    if model.mamba is not None or model.mtp_layers > 1:
+        return False
     is_interleaved = layout.pipeline == 1 or layout.schedule is PipelineSchedule.INTERLEAVED
-    return layout.expert > 1 and layout.num_micro_batches > 1 and is_interleaved
+    makes_again = layout.recompute is Recompute.FULL or RecomputeModule.MOE in layout.recompute_modules
+    return layout.expert > 1 and layout.num_micro_batches > 1 and is_interleaved and not makes_again
 
 
 def has_dispatcher(framework: str, dispatcher: Dispatcher) -> bool:
