@@ -4,7 +4,7 @@
 
 A term that moves the mean error of all rows by less than 0.1 point, and that of its best family by at most 0.5, is not
 worth its lines and goes. What builds the operators of a step that users can ask for stays, whatever it is worth here.
-Each term is switched off in a process of its own: a class sets the field to its neutral value as it is made.
+Each term is switched off in a process of its own, where its field has the neutral value in every object.
 """
 
 import argparse
@@ -57,19 +57,26 @@ FAMILY_POINTS: Final = 0.5
 
 
 def switch_off(name: str) -> None:
-    """Every object of the term's class that is made from now on has the neutral value.
+    """From now on every object of the term's class has the neutral value.
 
     Raises:
         KeyError: if there is no such term.
     """
     owner, value = NEUTRAL[name]
-    original: Any = owner.__init__  # type: ignore[misc]  # of the class, not of an object
+    setattr(owner, name, _Neutral(value))
 
-    def made(self: Any, *args: Any, **named: Any) -> None:
-        original(self, *args, **named)
-        object.__setattr__(self, name, value)
 
-    owner.__init__ = made  # type: ignore[misc]
+class _Neutral:
+    """In place of a field's slot: its value, whatever a constructor or a decoder stores."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __get__(self, instance: object, owner: type) -> object:
+        return self._value
+
+    def __set__(self, instance: object, value: object) -> None:
+        pass
 
 
 def errors_of(path: Path, name: str | None) -> dict[str, float]:
