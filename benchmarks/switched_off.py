@@ -2,7 +2,7 @@
 
     python benchmarks/switched_off.py FILE.csv [NAME ...]
 
-A term that moves the mean error of all rows by less than 0.1 point, and that of its best family by at most 0.5, is not
+A term that moves the mean error of all rows by less than 0.1 point, and that of its best group by at most 0.5, is not
 worth its lines and goes. What builds the operators of a step that users can ask for stays, whatever it is worth here.
 Each term is switched off in a process of its own, where its field has the neutral value in every object.
 """
@@ -23,7 +23,6 @@ from lagom_overlap.workload.step.rules import IssueRules
 from lagom_overlap.workload.step.traffic import Casts, Mixture, Traffic
 
 NEUTRAL: Final[Mapping[str, tuple[type, Any]]] = {
-    "joined": (Casts, False),
     "keeps_weights": (Casts, False),
     "maximum": (Casts, 0),
     "by_columns": (Casts, 0),
@@ -52,8 +51,8 @@ NEUTRAL: Final[Mapping[str, tuple[type, Any]]] = {
 }
 """A field, whose it is, and the value with which it says nothing."""
 ALL_POINTS: Final = 0.1
-FAMILY_POINTS: Final = 0.5
-"""Points of mean error from which on a term stays: over all rows, or in its best family."""
+GROUP_POINTS: Final = 0.5
+"""Points of mean error from which on a term stays: over all rows, or in its best group."""
 
 
 def switch_off(name: str) -> None:
@@ -80,19 +79,19 @@ class _Neutral:
 
 
 def errors_of(path: Path, name: str | None) -> dict[str, float]:
-    """Mean absolute errors (%) by family, and of all rows (`""`), with a term switched off or none."""
+    """Mean absolute errors (%) by group of rows, and of all rows (`""`), with a term switched off or none."""
     if name is not None:
         switch_off(name)
     found: Any = evaluate(path)
-    errors = {family: float(one["mean_abs_error_pct"]) for family, one in found["families"].items()}
+    errors = {group: float(one["mean_abs_error_pct"]) for group, one in found["groups"].items()}
     return {"": float(found["mean_abs_error_pct"]), **errors}
 
 
 def verdict(on: Mapping[str, float], off: Mapping[str, float]) -> tuple[float, str, float, bool]:
-    """(points of all rows, the family that loses most without the term, its points, whether the term stays)."""
-    points = {family: off[family] - error for family, error in on.items() if family in off}
-    best = max((family for family in points if family), key=points.__getitem__)
-    return points[""], best, points[best], points[""] >= ALL_POINTS or points[best] > FAMILY_POINTS
+    """(points of all rows, the group that loses most without the term, its points, whether the term stays)."""
+    points = {group: off[group] - error for group, error in on.items() if group in off}
+    best = max((group for group in points if group), key=points.__getitem__)
+    return points[""], best, points[best], points[""] >= ALL_POINTS or points[best] > GROUP_POINTS
 
 
 def main() -> None:
@@ -110,14 +109,14 @@ def main() -> None:
         parser.error(f"unknown term {unknown[0]!r}; allowed: {', '.join(NEUTRAL)}")
     on = errors_of(arguments.file, None)
     print(f"All terms on: {on['']:.2f} %\n")
-    print("| term | switched off | points | best family, points | |\n|---|---|---|---|---|", flush=True)
+    print("| term | switched off | points | best group, points | |\n|---|---|---|---|---|", flush=True)
     for name in arguments.names or NEUTRAL:
         command = [sys.executable, __file__, str(arguments.file), "--one", name]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         off = json.loads(done.stdout)
-        points, family, most, stays = verdict(on, off)
+        points, group, most, stays = verdict(on, off)
         word = "stays" if stays else "goes"
-        print(f"| {name} | {off['']:.2f} % | {points:+.2f} | {family}, {most:+.2f} | {word} |", flush=True)
+        print(f"| {name} | {off['']:.2f} % | {points:+.2f} | {group}, {most:+.2f} | {word} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -38,10 +38,10 @@ def test_every_term_is_a_field_whose_neutral_value_its_class_allows() -> None:
         ({"": 5.90, "a": 4.0, "b": 7.0}, False),  # better without
     ],
 )
-def test_a_term_stays_for_a_tenth_of_a_point_of_all_or_half_a_point_in_one_family(off, stays) -> None:
+def test_a_term_stays_for_a_tenth_of_a_point_of_all_or_half_a_point_in_one_group(off, stays) -> None:
     on = {"": 6.05, "a": 5.0, "b": 7.0}
-    points, family, most, found = switched_off.verdict(on, off)
+    points, group, most, found = switched_off.verdict(on, off)
     assert found is stays
     assert points == pytest.approx(off[""] - 6.05)
     assert most == pytest.approx(max(off["a"] - 5.0, off["b"] - 7.0))
-    assert family in ("a", "b")
+    assert group in ("a", "b")

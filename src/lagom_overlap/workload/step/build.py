@@ -21,7 +21,6 @@ from lagom_overlap.workload.parallel.check import check_model
 from lagom_overlap.workload.parallel.layout import Dispatcher, ParallelLayout
 from lagom_overlap.workload.precision import Precision, ProductFormat
 from lagom_overlap.workload.step.groups import StepGroups
-from lagom_overlap.workload.step.joined import joins
 from lagom_overlap.workload.step.operators import StepShape
 from lagom_overlap.workload.step.rolled import RolledStep
 from lagom_overlap.workload.step.rules import PROGRAM_ORDER, IssueRules, Sharding
@@ -74,14 +73,12 @@ def _check(model: TransformerModel, layout: ParallelLayout, seq_len: int, rules:
         raise JobError(f"parallel.{key} is modelled for Megatron-LM; the framework is {rules.name}")
 
 
-def _check_rowwise(shape: StepShape, rules: IssueRules) -> None:
-    """Refuses row scales where their kernels were not counted."""
-    if not all(joins(kind, shape, None) for kind in shape.model.layer_kinds):
+def _check_rowwise(rules: IssueRules) -> None:
+    """Refuses row scales of frameworks that do not cast with torchao under torch.compile."""
+    if not rules.casts.by_rows:
         raise JobError(
-            f"precision.products is fp8_rowwise, which is modelled for torchao under torch.compile, in layers of "
-            f"attention and a gated MLP: frameworks torchtitan_blocks and torchtitan_compiled, with flash_attention, "
-            f"and with sequence_parallel where tensor is at least 2; the framework is {rules.name}, the model "
-            f"{shape.model.name!r}"
+            "precision.products is fp8_rowwise, which is modelled for torchao under torch.compile: frameworks "
+            f"torchtitan_blocks and torchtitan_compiled; the framework is {rules.name}"
         )
 
 
@@ -130,7 +127,7 @@ class StepBuilder:
             ring=rules.ring,
         )
         if self._shape.precision.products is ProductFormat.FP8_ROWWISE:
-            _check_rowwise(self._shape, rules)
+            _check_rowwise(rules)
         self._tapes = LayerTapes(self._shape)
 
     def rolled(

@@ -14,17 +14,14 @@ from lagom_overlap.workload.clock import ClockState, StreamClock
 from lagom_overlap.workload.layer_kinds import LayerKind, Mixer
 from lagom_overlap.workload.ops import Op, Origin, Phase, Work
 from lagom_overlap.workload.parallel.layout import Recompute
-from lagom_overlap.workload.precision import ProductFormat
 from lagom_overlap.workload.sharding import ShardSpec
 from lagom_overlap.workload.step.graph import Places, Segment, StepGraph
 from lagom_overlap.workload.step.groups import CONTEXT, EXPERTS, TENSOR
-from lagom_overlap.workload.step.joined import JoinedOps, joins
 from lagom_overlap.workload.step.latent import LatentOps
 from lagom_overlap.workload.step.layer import LayerOps
 from lagom_overlap.workload.step.mamba import MambaOps
 from lagom_overlap.workload.step.operators import StepShape
 from lagom_overlap.workload.step.rolled import EARLIER, Distances, Rows
-from lagom_overlap.workload.step.rowwise import RowwiseOps
 from lagom_overlap.workload.step.units import ParamUnit, Weight
 from lagom_overlap.workload.streams import COMPUTE
 
@@ -58,13 +55,6 @@ class LayerTape:
     output: str
     input_gradient: str
     partial: Mapping[str, str]
-
-
-def layer_ops(kind: LayerKind, shape: StepShape, layer: int) -> type[LayerOps]:
-    """Whose operators a layer has."""
-    if joins(kind, shape, layer):
-        return RowwiseOps if shape.precision.products is ProductFormat.FP8_ROWWISE else JoinedOps
-    return _OPS.get(kind.mixer, LayerOps)
 
 
 class _Names(Places):
@@ -223,7 +213,7 @@ class LayerTapes:
                 recorder.knows([*before, *partial])
                 inside[weight.name] = replace(weight, gathered=gathered.copy(), gradients=before, partial=partial)
         inside = {name: inside[name] for name in use.weights}  # in the order of the layer
-        ops = layer_ops(use.kind, self._shape, use.layer)(
+        ops = _OPS.get(use.kind.mixer, LayerOps)(
             recorder, self._shape, layer=use.layer, batch=use.batch, weights=inside, kind=use.kind
         )
         ops.name_within("", EARLIER, "")

@@ -89,8 +89,8 @@ class Casts:
     `keeps_weights`: that of a step's first micro-batch serves the others. `maximum`, a part of both that are done
     again, is what a saved greatest element spares. `by_columns` are those of the copy by columns
     where a kernel of its own makes it, which alone rearranges; 0: each cast writes both. `current_expert` is the read
-    for its own greatest element that an expert's operand costs more with current scaling. `joined`: a compiler makes
-    the casts of dense layers part of other kernels (`step/joined.py`).
+    for its own greatest element that an expert's operand costs more with current scaling. `by_rows`: products
+    can have a scale per row (torchao's, under a compiler).
     """
 
     operand: int
@@ -100,7 +100,7 @@ class Casts:
     maximum: int = 0
     by_columns: int = 0
     current_expert: int = 0
-    joined: bool = False
+    by_rows: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
