@@ -14,7 +14,8 @@ behind a value that the host read depends on what made that value. No part of an
 what it depends on has ended, or (pieces of both) has begun to end.
 
 `behind` plans captured steps (even seeds) and built ones (odd seeds: parallel layouts of small decoders) with every
-planner, all given the same work, and compares what the simulation with contention says of the plans.
+planner, all given the same work, in proportion to the step's operators, and compares what the simulation with
+contention says of the plans.
 """
 
 import argparse
@@ -67,7 +68,9 @@ WORK: Final = 0.05
 """Millions of steps per plan: small steps, many of them."""
 BEHIND: Final = 0.001
 """What the default planner may be behind another one."""
-OTHERS: Final = 3
+PROPERTY_WORK: Final = 0.04
+"""Millions of steps per operator: what ten seconds, the default, are to a step of 1,000 operators."""
+OTHERS: Final = 2
 """Planners per step besides the default one."""
 PLANNERS: Final = tuple(sorted(set(planner_names()) - {"fsdp2", "ours", "joint"}))
 """Those that rewrite; `joint` counts no work and searches with the default one."""
@@ -230,7 +233,7 @@ class Drawn:
 def drawn(seed: int) -> Drawn:
     """The step of a seed."""
     random = Random(seed)
-    blocks = tuple(random.choice(BLOCKS) for _ in range(random.randint(1, 4)))
+    blocks = tuple(random.choice(BLOCKS) for _ in range(random.randint(1, 3)))
     way = random.choice(("alone", "DDP", "FSDP2"))
     return Drawn(blocks, random.choice(WIDTHS), way, 1 if way == "DDP" else random.choice((1, 1, 2)), seed)
 
@@ -490,6 +493,10 @@ def run(arguments: argparse.Namespace) -> int:
         ways[drawn(seed).way] += 1
         for find in finds[:3]:
             print(f"seed {seed} ({drawn(seed).words}): {find}", flush=True)
+        if not (seed + 1) % 50:
+            print(
+                f"up to seed {seed}: {dict(ways)}, {num_plans} orders, {num_finds} finds", file=sys.stderr, flush=True
+            )
     last = arguments.first + arguments.programs - 1
     print(f"seeds {arguments.first} to {last}: {dict(ways)}, {num_plans} orders, {num_finds} finds", flush=True)
     return int(num_finds > 0)
@@ -502,9 +509,10 @@ def built_problem(seed: int) -> tuple[str, PlanProblem]:
     """A decoder's step in a layout, on two nodes, and what it is in words."""
     random = Random(seed)
     hidden = random.choice((1024, 2048, 4096))
+    unit, num_layers = random.choice(((Unit.LAYER, 2), (Unit.MATRIX, 1)))
     model = TransformerModel(
         name="drawn",
-        num_layers=random.choice((2, 3)),
+        num_layers=num_layers,
         hidden=hidden,
         ffn=4 * hidden,
         num_heads=16,
@@ -527,19 +535,22 @@ def built_problem(seed: int) -> tuple[str, PlanProblem]:
     )
     cluster = load_preset(preset, 2)
     seq_len = random.choice((512, 2048))
-    step = program_step(model, layout, seq_len=seq_len, gpus_per_node=8, unit=random.choice((Unit.LAYER, Unit.MATRIX)))
+    step = program_step(model, layout, seq_len=seq_len, gpus_per_node=8, unit=unit)
     times = ModelTimes(ContentionModel(cluster, load_profile("plausible")))
     words = f"{preset}, tensor {tensor}, data {data}, ZeRO {layout.zero_stage}, {seq_len} tokens, width {hidden}"
     return words, PlanProblem(iteration=step, cluster=cluster, times=times)
 
 
-def behind(seed: int, *, work: float, planners: Sequence[str] = PLANNERS) -> tuple[str, int, dict[str, float]]:
+def behind(
+    seed: int, *, work: float = PROPERTY_WORK, planners: Sequence[str] = PLANNERS
+) -> tuple[str, int, dict[str, float]]:
     """A step in words, its operators; by planner how much longer the default's plan takes (below 0: shorter)."""
     if seed % 2:
         words, problem = built_problem(seed)
     else:
-        words, problem = drawn(seed).words, problem_of(captured(drawn(seed))[0])
-    problem = replace(problem, work=SearchBudget(work))
+        what = replace(drawn(seed), micro_batches=1, blocks=drawn(seed).blocks[:2])
+        words, problem = what.words, problem_of(captured(what)[0])
+    problem = replace(problem, work=SearchBudget(work * len(problem.iteration.ops)))
     plan = make_planner("ours", {}).plan(problem)
     own_s = simulated(problem, plan.iteration, plan.configs).makespan_s
     found = {}
@@ -596,7 +607,7 @@ def main() -> int:
     comparing = verbs.add_parser("behind")
     comparing.add_argument("--first", type=int, default=0)
     comparing.add_argument("--programs", type=int, default=100)
-    comparing.add_argument("--work", type=float, default=1.0)
+    comparing.add_argument("--work", type=float, default=PROPERTY_WORK, help="millions of steps per operator")
     comparing.set_defaults(verb=compare)
     showing = verbs.add_parser("show")
     showing.add_argument("seed", type=int)

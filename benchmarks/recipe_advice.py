@@ -49,7 +49,9 @@ with Megatron-LM's defaults, with the advised ones. A difference has its predict
 iteration that the switch takes off (negative: adds), all others as advised, and its bounds by the model's own
 error. Where the bounds hold zero the model cannot tell the two apart. No row here measures a recipe's choice
 against another one: where the advice differs, it is a prediction, and the recipe may be right for what is not
-modelled (memory of user buffers, a switch's maturity in that release).
+modelled (memory of user buffers, a switch's maturity in that release). All-to-alls behind another micro-batch,
+which the advice adds to DeepSeek-V3 and Qwen3-30B of releases up to 26.04, are in their MXFP8 recipes on GB200
+and GB300 from 26.06 on.
 
 {num_equal} of {num} recipes are advised as they are.
 

@@ -28,7 +28,7 @@ def test_a_read_that_nothing_waits_for_is_found(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("seed", [3, 6, 14, 15])
 def test_the_default_planner_is_behind_no_other(seed: int) -> None:
     """Built steps (odd seeds) and captured ones; every planner has the same work."""
-    _, _, found = fuzz_plans.behind(seed, work=2.0)
+    _, _, found = fuzz_plans.behind(seed)
     assert len(found) >= 10
     assert max(found.values()) <= fuzz_plans.BEHIND, found
 

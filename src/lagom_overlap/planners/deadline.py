@@ -19,6 +19,8 @@ from lagom_overlap.interrupts import noted
 
 STEPS_PER_S: Final = 4_000_000
 """Steps that stand for a second: about what one core did where this was measured (docs/planners.md)."""
+WORK_NOTE: Final = "work: "
+"""How a plan's note on its work begins."""
 OPERATOR_STEPS: Final = 15
 """Steps per operator of what Python does to a whole graph: making it, simulating it, rewriting it."""
 
@@ -149,5 +151,5 @@ class Deadline:
             return ()
         done = f"{1e-6 * STEPS_PER_S * self.elapsed_s:.6g} of {1e-6 * STEPS_PER_S * self.budget_s:.6g} million steps"
         if self._meter.was_cut or _interrupted.is_set():
-            return (f"work: {done}, then it was ended: another run may find another plan",)
-        return (f"work: {done}; the same step and work give the same plan",)
+            return (f"{WORK_NOTE}{done}, then it was ended: another run may find another plan",)
+        return (f"{WORK_NOTE}{done}; the same step and work give the same plan",)

@@ -118,3 +118,9 @@ def test_larger_groups_hold_more_activations() -> None:
     """Megatron-LM's warm-up of the first stage: 2 (p - 1) + (chunks - 1) group forwards, and the one that follows."""
     held = [most_in_flight(stage_slots(replace(EVERYTHING, micro_batch_group=group), 0)) for group in (2, 4, 8)]
     assert held == [2 * 1 + 2 * group + 1 for group in (2, 4)] + [2 * 1 + 2 * 8 + 1]
+
+
+def test_a_pipelines_layout_is_one_word_of_the_variable() -> None:
+    """A shell takes no quotes out of a variable that it expands."""
+    layout = ParallelLayout(pipeline=2, pipeline_layout="Et*2|t*2L")
+    assert words(layout) == ["--pipeline-model-parallel-layout Et*2|t*2L"]

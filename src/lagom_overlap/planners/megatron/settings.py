@@ -108,7 +108,7 @@ def _pipeline_arguments(layout: ParallelLayout) -> list[str]:
     if layout.tables_as_layers:
         found += ["--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split"]
     if layout.pipeline_layout:
-        found.append(f"--pipeline-model-parallel-layout '{layout.pipeline_layout}'")
+        found.append(f"--pipeline-model-parallel-layout {layout.pipeline_layout}")  # no quotes: a variable's words
     if layout.schedule is not PipelineSchedule.INTERLEAVED:
         return found
     found += [] if layout.pipeline_layout else [f"{CHUNKS} {layout.chunks}"]

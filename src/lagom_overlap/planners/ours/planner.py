@@ -26,7 +26,7 @@ from typing import Final
 
 from lagom_overlap.planners.base import Plan, PlanProblem
 from lagom_overlap.planners.cpsat import improve_by_windows, solve_graph
-from lagom_overlap.planners.deadline import STEPS_PER_S, Deadline
+from lagom_overlap.planners.deadline import STEPS_PER_S, WORK_NOTE, Deadline
 from lagom_overlap.planners.framework import framework_arcs
 from lagom_overlap.planners.layers import stages_of
 from lagom_overlap.planners.memory import fits, with_memory
@@ -90,11 +90,11 @@ _FINISH_OVER_BEGIN: Final = 2.0
 """Rewriting one order at the end takes about this many times what making the first graph took, on a busy CPU too."""
 
 
-_OWN_SHARE: Final = 0.35
+_OWN_SHARE: Final = 0.25
 """Of the budget: the search that begins with the step itself, before others are asked."""
 _SETTINGS_SHARE: Final = 0.3
 """Of what is left then: FSDP2's settings, of its own step."""
-_OTHERS_SHARE, _HURRIED_SHARE = 0.75, 0.2
+_OTHERS_SHARE, _HURRIED_SHARE = 0.8, 0.2
 """Of what is left then: all other planners together; where they would not come to an end, all the same."""
 _OTHERS_STEPS: Final = 20_000
 """Per operator, of all other planners until nothing is left to try; measured on steps of 200 to 400 operators."""
@@ -194,10 +194,10 @@ class Ours:
             took = f"{format_seconds(best.makespan_s)}, the step as it is issued {format_seconds(left.makespan_s)}"
             return replace(unplanned, notes=(f"No gain: with contention the best order found takes {took}.",))
         if settings is not None and _judged(problem, settings).is_better_than(best):
-            notes = (f"the best order found takes {format_seconds(best.makespan_s)}", *settings.notes)
+            notes = (f"the best order found takes {format_seconds(best.makespan_s)}", *_without_work(settings))
             return replace(settings, notes=notes)
         if best.plan.planner != "ours":
-            notes = (f"found by planner {best.plan.planner}", *best.plan.notes)
+            notes = (f"found by planner {best.plan.planner}", *_without_work(best.plan))
             return replace(best.plan, planner="ours", lower_bound_s=plan.lower_bound_s, is_optimal=False, notes=notes)
         return best.plan
 
@@ -341,6 +341,11 @@ def _judged(problem: PlanProblem, plan: Plan) -> _Judged:
     step = simulated(problem, plan.iteration, plan.configs)
     most = problem.memory_limit_bytes or problem.cluster.gpu.memory_bytes
     return _Judged(plan, step.makespan_s, step.peak_bytes <= most)
+
+
+def _without_work(plan: Plan) -> tuple[str, ...]:
+    """Another planner's notes but those on the work that it was given, which are not the search's."""
+    return tuple(note for note in plan.notes if not note.startswith(WORK_NOTE))
 
 
 def _better(one: _Judged, other: _Judged) -> _Judged:
