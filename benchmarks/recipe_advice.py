@@ -21,7 +21,7 @@ from lagom_overlap.cost.profile import load_profile
 from lagom_overlap.errors import LagomError
 from lagom_overlap.jobfile.step import JobStep
 from lagom_overlap.planners.deadline import Deadline
-from lagom_overlap.planners.megatron.search import Found, SwitchEffect, Verdict
+from lagom_overlap.planners.megatron.search import Found, SwitchEffect, SwitchVerdict
 from lagom_overlap.sim.what_if import percent_text
 from lagom_overlap.units import format_memory, format_seconds
 from lagom_overlap.verbs.plan_megatron import by_default, found_switches, with_layout
@@ -120,7 +120,7 @@ def differences(found: Found) -> list[str]:
 
 def _difference(one: SwitchEffect) -> str:
     who = "the recipe has" if one.in_job else "advised"
-    if one.verdict is Verdict.TOO_LARGE:
+    if one.verdict is SwitchVerdict.TOO_LARGE:
         return f"{who} {one.switch}: does not fit here, {format_memory(one.memory_bytes or 0)}"
     if one.share is None:
         return f"{who} {one.switch}: not tried"

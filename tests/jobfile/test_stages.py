@@ -28,6 +28,7 @@ sequence_parallel = true
 pipeline = 4
 data = 2
 zero_stage = 1
+overlap_gradients = true
 micro_batch = 1
 global_batch = 10
 """

@@ -94,7 +94,7 @@ def tuned(job, route):
     options = OnlineOptions(window_steps=4, num_pairs=3, watch_steps=0, max_steps=1500)
 
     def make_study(problems, warm):
-        return Study(problems, Guarded(Lagom(problems, seed=1), problems), seed=1, num_pairs=3)
+        return Study(problems, Guarded(Lagom(problems, seed=1, ladder="thirds"), problems), seed=1, num_pairs=3)
 
     store = pytest.importorskip("torch.distributed").HashStore()
     stands_for(route, 8)

@@ -107,7 +107,7 @@ def test_saved_settings_of_another_model_are_refused_and_the_job_is_searched(
     with caplog.at_level(logging.WARNING):
         job = Job(options=options(), started=(*found, foreign))
         job.run(220)
-    words = f"of another job (1 of {len(found) + 1} sites are not in this one)"
+    words = f"belong to another job (1 of {len(found) + 1} sites are not in this one)"
     assert any(words in record.getMessage() for record in caplog.records)
     assert "search" in {state for state, _ in job.plans[1]}
     assert job.members[1].settings == found
@@ -166,7 +166,9 @@ def test_a_wish_to_stop_that_comes_when_nothing_is_agreed_on_any_more_is_answere
     with caplog.at_level(logging.WARNING):
         job.run(3, lambda rank, step: job.members[rank].stop("LAGOM_DISABLE is set") if rank == 1 else None)
     said = [record.getMessage() for record in caplog.records]
-    assert said == ["too late for 'LAGOM_DISABLE is set': what is set stays, the ranks agree on nothing any more"]
+    assert said == [
+        "too late for 'LAGOM_DISABLE is set': what is set stays, because the ranks no longer agree on changes"
+    ]
     assert job.members[1].settings == found
 
 

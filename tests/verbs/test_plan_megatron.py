@@ -15,7 +15,7 @@ from lagom_overlap.hardware import load_preset
 from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.spec import parse_job
 from lagom_overlap.planners.deadline import SearchBudget
-from lagom_overlap.planners.megatron.search import SwitchContext, SwitchEffect, Verdict, considered
+from lagom_overlap.planners.megatron.search import SwitchContext, SwitchEffect, SwitchVerdict, considered
 from lagom_overlap.planners.megatron.settings import MegatronSettings, environment
 from lagom_overlap.results.plan import MegatronEffects, PlanResult
 from lagom_overlap.results.simulate import SimulateResult
@@ -225,7 +225,7 @@ def test_no_advice_exceeds_the_gpu_on_any_stage_and_the_peak_is_the_advised_one(
     assert effects is not None
     assert result.peak_memory_bytes.after == typed(job, effects.changes).memory_bytes > result.peak_memory_bytes.before
     assert result.peak_memory_bytes.after <= load_preset("h100_dgx").gpu.memory_bytes
-    large = [one for one in effects.switches if one.verdict is Verdict.TOO_LARGE]
+    large = [one for one in effects.switches if one.verdict is SwitchVerdict.TOO_LARGE]
     assert large
     assert not any(one.advised for one in large)
     for one in large[:1]:
@@ -366,8 +366,8 @@ def test_a_spent_budget_leaves_switches_untried_and_says_so() -> None:
     cut = megatron_plan(found.step, replace(found.problem, work=SearchBudget(1e-6)))
     assert UNTRIED in cut.plan.notes
     assert UNTRIED not in whole.plan.notes
-    assert not any(one.verdict is Verdict.UNTRIED for one in whole.effects.switches)
-    assert any(one.verdict is Verdict.UNTRIED for one in cut.effects.switches)
+    assert not any(one.verdict is SwitchVerdict.UNTRIED for one in whole.effects.switches)
+    assert any(one.verdict is SwitchVerdict.UNTRIED for one in cut.effects.switches)
     assert whole.after.makespan_s <= cut.after.makespan_s
 
 

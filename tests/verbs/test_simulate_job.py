@@ -192,11 +192,11 @@ def test_pytorchs_interleaved_stages_are_told_of_a_communicator_for_each_pair() 
     assert apart.iteration_s < 0.9 * queued.iteration_s
 
 
-def test_tune_takes_any_layout_but_a_pipeline() -> None:
+def test_tune_takes_any_layout_in_which_something_overlaps() -> None:
     both = Job(parse_job(job({"fsdp": 8, "tensor": 2}), "job.toml")).groups
     assert {comm.communicator for group in both for comm in group.comms} == {"fsdp"}  # products wait for the others
-    with pytest.raises(JobError, match=r"parallel\.pipeline is 2, must be 1"):
-        _ = Job(parse_job(job({"pipeline": 2, "data": 4}), "job.toml")).groups
+    staged = Job(parse_job(job({"pipeline": 2, "data": 4, "overlap_gradients": True}), "job.toml")).groups
+    assert {comm.communicator for group in staged for comm in group.comms} == {"dp"}
     with pytest.raises(JobError, match="no communication of this job overlaps a computation"):
         _ = Job(parse_job(job({"micro_batch": 2}), "job.toml")).groups
 

@@ -20,7 +20,7 @@ from lagom_overlap.planners.megatron.search import (
     Judged,
     SwitchContext,
     SwitchEffect,
-    Verdict,
+    SwitchVerdict,
     changed,
     search,
     taken,
@@ -267,9 +267,9 @@ def _line(one: SwitchEffect) -> str:
     was = "" if one.advised == one.in_job else f", the job has it {'on' if one.in_job else 'off'}"
     default = ", Megatron-LM's default" if one.by_default == one.advised else ""
     more = ""
-    if one.verdict is Verdict.TOO_LARGE and one.memory_bytes is not None:
+    if one.verdict is SwitchVerdict.TOO_LARGE and one.memory_bytes is not None:
         more = f" ({format_memory(one.memory_bytes)} per GPU)"
-    elif one.low is not None and one.high is not None and one.verdict is not Verdict.NEUTRAL:
+    elif one.low is not None and one.high is not None and one.verdict is not SwitchVerdict.NEUTRAL:
         more = f" ({percent_text(one.low)} to {percent_text(one.high)} by the model's own error)"
     return f"{gain:>8} {one.switch}: {one.verdict}{more}; {said}{default}{was}"
 

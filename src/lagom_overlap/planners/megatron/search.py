@@ -57,7 +57,7 @@ Judge = Callable[[ParallelLayout], Judged | None]
 """None: the layout cannot be built."""
 
 
-class Verdict(StrEnum):
+class SwitchVerdict(StrEnum):
     """What a switch does to the iteration."""
 
     GAINS = "gains"
@@ -80,7 +80,7 @@ class SwitchEffect:
     by_default: bool
     in_job: bool
     advised: bool
-    verdict: Verdict
+    verdict: SwitchVerdict
     without_keys: Mapping[str, bool | int | str]
     with_keys: Mapping[str, bool | int | str]
     without_s: float | None = None
@@ -289,14 +289,14 @@ def _effect(
         by_default=option.by_default,
         in_job=False,
         advised=False,
-        verdict=Verdict.UNTRIED,
+        verdict=SwitchVerdict.UNTRIED,
         without_keys=differing_keys(base, job),
         with_keys=differing_keys(other, job),
     )
     if judged is None:
         return None if other in trials.known else plain
     if judged.spent is None:
-        return replace(plain, verdict=Verdict.TOO_LARGE, memory_bytes=judged.memory_bytes)
+        return replace(plain, verdict=SwitchVerdict.TOO_LARGE, memory_bytes=judged.memory_bytes)
     if without is None or without.spent is None:
         return replace(plain, with_s=judged.spent.step_s, memory_bytes=judged.memory_bytes)
     gain = what_if(AskedChange(option.switch, ""), without.spent, judged.spent)
@@ -311,10 +311,10 @@ def _effect(
     )
 
 
-def _verdict(gain: WhatIf) -> Verdict:
+def _verdict(gain: WhatIf) -> SwitchVerdict:
     if abs(gain.share) < LEAST:
-        return Verdict.NEUTRAL
-    return Verdict.GAINS if gain.share > 0 else Verdict.LOSES
+        return SwitchVerdict.NEUTRAL
+    return SwitchVerdict.GAINS if gain.share > 0 else SwitchVerdict.LOSES
 
 
 _Make = Callable[[ParallelLayout, ParallelLayout, SwitchContext], _Dimension | None]
