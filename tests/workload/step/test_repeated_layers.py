@@ -90,9 +90,7 @@ class LayerByLayer(StageBuild):
     def _layer_forward(self, chunk: Chunk, layer: int, batch: int, inputs: dict[int, str], x: str) -> str:
         units, kind = chunk.units[layer], chunk.kinds[layer]
         self._issuer.before(units, Phase.FORWARD, batch)
-        ops = layer_ops(kind, self.shape, layer)(
-            self.graph, self.shape, layer=layer, batch=batch, weights=chunk.weights[layer], kind=kind
-        )
+        ops = layer_ops(kind)(self.graph, self.shape, layer=layer, batch=batch, weights=chunk.weights[layer], kind=kind)
         ops.silent = chunk.silent_in(layer)
         self._announce(ops, units, batch)
         inputs[layer] = ops  # type: ignore[assignment]  # what the backward below is called with

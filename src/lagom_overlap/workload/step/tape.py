@@ -57,6 +57,11 @@ class LayerTape:
     partial: Mapping[str, str]
 
 
+def layer_ops(kind: LayerKind) -> type[LayerOps]:
+    """Whose operators a layer of that kind has."""
+    return _OPS.get(kind.mixer, LayerOps)
+
+
 class _Names(Places):
     """Places by name; a name that nothing of the segment has gets a place outside of it."""
 
@@ -213,7 +218,7 @@ class LayerTapes:
                 recorder.knows([*before, *partial])
                 inside[weight.name] = replace(weight, gathered=gathered.copy(), gradients=before, partial=partial)
         inside = {name: inside[name] for name in use.weights}  # in the order of the layer
-        ops = _OPS.get(use.kind.mixer, LayerOps)(
+        ops = layer_ops(use.kind)(
             recorder, self._shape, layer=use.layer, batch=use.batch, weights=inside, kind=use.kind
         )
         ops.name_within("", EARLIER, "")
