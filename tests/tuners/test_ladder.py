@@ -86,6 +86,14 @@ def test_no_knob_ever_falls(channels: set[int], chunks: set[int], protocol: Prot
         assert (after[1] or 0) >= (before[1] or 0) - 2 * KIB
 
 
+def test_a_chunk_stays_where_the_next_rung_s_would_be_smaller() -> None:
+    """Slices from 300 KB, a quarter of the least chunk: a third up 883 KB, two to a chunk; two thirds up 1466, one."""
+    chunks = tuple(value * KIB for value in (1200, 1466, 1766, 2048))
+    space = Subspace(protocol=Protocol.SIMPLE, num_channels=(1, 2, 4, 8), chunk_bytes=chunks)
+    climb = [(1, 1200), (2, 1766), (4, 1766), (8, 2048)]
+    assert values(space, THIRDS) == [(channels, chunk * KIB) for channels, chunk in climb]
+
+
 def test_the_smallest_step_is_one_more_value_of_each_knob() -> None:
     space = Subspace(num_channels=(1, 2, 3, 4), chunk_bytes=(10, 20))
     assert values(space, UNIT) == [(1, 10), (2, 20), (3, 20), (4, 20)]

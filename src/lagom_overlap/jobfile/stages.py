@@ -8,7 +8,7 @@ from lagom_overlap.sim.training import MAX_BUILT
 from lagom_overlap.workload import OverlapGroup, find_overlap_groups
 from lagom_overlap.workload.iteration import Iteration
 from lagom_overlap.workload.ops import CommOp
-from lagom_overlap.workload.overlap import call_sites
+from lagom_overlap.workload.overlap import call_of, call_sites
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,15 +46,11 @@ def staged_groups(step: JobStep) -> tuple[StagedGroup, ...]:
 def _places(group: OverlapGroup, iteration: Iteration) -> tuple[tuple[int, ...], ...]:
     """Where each collective of a group stands in the step."""
     sites = call_sites(iteration)
-    places = {(*_call(op), sites[op.name]): place for place, op in enumerate(iteration.ops) if isinstance(op, CommOp)}
+    places = {(*call_of(op), sites[op.name]): place for place, op in enumerate(iteration.ops) if isinstance(op, CommOp)}
     return tuple(
-        tuple(places[*_call(comm), number] for number in occurrences)
+        tuple(places[*call_of(comm), number] for number in occurrences)
         for comm, occurrences in zip(group.comms, group.occurrences, strict=True)
     )
-
-
-def _call(op: CommOp) -> tuple[str, str, int]:
-    return op.communicator, op.collective.kind, op.collective.num_bytes
 
 
 def _count(places: tuple[int, ...], iteration: Iteration, num_micro_batches: int) -> int:

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from lagom_overlap.collective import Collective, CommConfig, launch_of
+from lagom_overlap.collective import CommConfig, launch_of
 from lagom_overlap.errors import SpaceError
 from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.memory import beyond_note
@@ -21,15 +21,10 @@ from lagom_overlap.sim import IterationSimulator
 from lagom_overlap.tuners.base import Problems
 from lagom_overlap.tuners.problem import Assignment
 from lagom_overlap.workload import Iteration, OverlapGroup
-from lagom_overlap.workload.overlap import call_sites
+from lagom_overlap.workload.overlap import call_of, call_sites
 
 _Changes = Mapping[tuple[str, int], CommConfig]
 """Settings by a group's name and the number of its collective."""
-
-
-def _site(communicator: str, collective: Collective, number: int) -> tuple[str, str, int, int]:
-    """A call site: its place among the step's calls of one communicator, kind and size."""
-    return communicator, collective.kind, collective.num_bytes, number
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +95,9 @@ def _in_one_rank(
 ) -> Callable[[_Changes], float]:
     """Prices changes in a step that one rank runs by itself."""
     comms, sites = {comm.name: comm for comm in iteration.comms}, call_sites(iteration)
-    names = {_site(comms[name].communicator, comms[name].collective, site): name for name, site in sites.items()}
+    names = {(*call_of(comms[name]), site): name for name, site in sites.items()}
     calls = {
-        (group.name, number): [names[_site(comm.communicator, comm.collective, site)] for site in occurrences]
+        (group.name, number): [names[*call_of(comm), site] for site in occurrences]
         for group in groups
         for number, (comm, occurrences) in enumerate(zip(group.comms, group.occurrences, strict=True))
     }

@@ -14,6 +14,7 @@ Equal windows (same works, same collectives, same starts) are one group that occ
 from collections import defaultdict
 from dataclasses import dataclass, replace
 
+from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.errors import JobError
 from lagom_overlap.workload.iteration import Iteration
 from lagom_overlap.workload.ops import CommOp, CompOp, Op
@@ -114,12 +115,20 @@ def _place_comms(iteration: Iteration, windows: list[_Window]) -> None:
             windows[home].comms.insert(0, op)
 
 
+Call = tuple[str, CollectiveKind, int]
+
+
+def call_of(comm: CommOp) -> Call:
+    """What calls of one site have in common: communicator, kind and size."""
+    return comm.communicator, comm.collective.kind, comm.collective.num_bytes
+
+
 def call_sites(iteration: Iteration) -> dict[str, int]:
     """Each collective's occurrence: its place among the step's calls of the same communicator, kind and size."""
-    seen: dict[tuple[str, str, int], int] = defaultdict(int)
+    seen: dict[Call, int] = defaultdict(int)
     sites: dict[str, int] = {}
     for comm in iteration.comms:
-        key = (comm.communicator, comm.collective.kind, comm.collective.num_bytes)
+        key = call_of(comm)
         sites[comm.name] = seen[key]
         seen[key] += 1
     return sites
