@@ -56,8 +56,10 @@ def counts_written_out(given: Job, stage: int) -> dict[object, int]:
     return {key_of(group): group.count for group in find_overlap_groups(step.issued)}
 
 
-def test_a_group_of_every_stage_is_there_once_and_counted_as_often_as_a_rank_runs_it() -> None:
-    given = job()
+@pytest.mark.parametrize("layers", ["", 'pipeline_layout = "Et*5|t*9|t*9|t*9L"\n'])
+def test_a_group_of_every_stage_is_there_once_and_counted_as_often_as_a_rank_runs_it(layers: str) -> None:
+    """As often as in the stage that has it most: in the second job the first stage has the fewest layers."""
+    given = job(JOB + layers)
     assert given.step is not None
     assert given.step.simulator.stages == (0, 1, 3)  # the third is like the second
     names = [group.name for group in given.groups]
