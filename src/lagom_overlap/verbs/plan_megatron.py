@@ -45,7 +45,7 @@ from lagom_overlap.workload.step.switches import has_switch
 
 ARGUMENTS_FILE: Final = "megatron_args.sh"
 UNTRIED: Final = (
-    "The planning budget ended before every switch was tried: those without a figure keep the job's value. "
+    "The planning budget ended before every switch was priced: lines without a figure were not priced alone. "
     "[plan] budget_s allows more."
 )
 NOTHING_GAINS: Final = "No switch gains: the job's own are advised, and the argument file says them."

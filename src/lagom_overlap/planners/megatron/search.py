@@ -64,7 +64,7 @@ class SwitchVerdict(StrEnum):
     NEUTRAL = "neutral"
     LOSES = "predicted to lose"
     TOO_LARGE = "does not fit"
-    UNTRIED = "not tried: the planning budget ended"
+    UNTRIED = "not priced alone: the planning budget ended"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
