@@ -37,7 +37,10 @@ class Calls:
         )
 
     def run(self, step: int, when: str) -> list[Any]:
-        """Makes them, waits for them in another order, and gives what they gave."""
+        """Makes those of that place in the step, waits for them in another order, and gives what they gave.
+
+        "before" the model is called, "within" (between its forward and its backward), "after" the update.
+        """
         found: list[Any] = []
         waiting: list[Callable[[], Any]] = []
         results: list[torch.Tensor] = []

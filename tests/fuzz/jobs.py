@@ -256,6 +256,8 @@ class Job:
             loss = model(x).square().mean() + model(x.roll(1, 0)).abs().mean()
         else:
             loss = model(x).float().square().mean()
+        if batch == 0:
+            self._note(f"step {number}: calls within", self.calls.run(number, "within"))
         if error is not None:
             raise error
         if loss.requires_grad:

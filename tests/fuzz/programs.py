@@ -357,7 +357,7 @@ def _of_any(rng: random.Random, num_ranks: int, num_steps: int, family: str) -> 
             rng.choice(["world", "world", "some"]),
             rng.choice(["sum"] * 6 + ["avg", "max", "product"] if dtype != "int64" else ["sum", "max"]),
             rng.choice(WAITS),
-            rng.choice(["before", "after", "after"]),
+            rng.choice(["before", "after", "within"]),
         )
     if num_calls and rng.random() < 0.1:
         yield ("coalesce", rng.randint(1, 3))

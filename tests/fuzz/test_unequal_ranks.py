@@ -15,6 +15,8 @@ from fuzzing import Ranks
 from programs import Program
 
 pytestmark = [pytest.mark.torch, pytest.mark.gloo, pytest.mark.slow, pytest.mark.timeout(300)]
+SMALL = ("call", "all_reduce", "float32", 1, "world", "sum", "now", "within")
+"""A loss that is summed over the ranks and read: too small to be set, and no rank goes on without the others."""
 NUM_STEPS = 20
 """Windows have four: one records, one is the default's, then settings change with each."""
 MICRO = ("accumulate", 2, "last")
@@ -33,6 +35,9 @@ UNEQUAL_STEPS = {
     "rank 0 trains a model of its own between two batches": job("fsdp2", ("local", 0, "micro", 1, "plain"), MICRO),
     "rank 0 does so under saved settings": job("ddp", ("local", 0, "micro", 1, "plain"), MICRO, mode="relaunched"),
     "rank 1 trains a replicated model of its own first": job("fsdp2", ("local", 1, "before", 1, "ddp")),
+    "rank 1 does so, and rank 0 skips an update": job("fsdp2", ("local", 1, "before", 5, "ddp"), ("skips", 0, 2)),
+    "rank 0 skips an update and waits in a small call": job("ddp", SMALL, ("skips", 0, 9)),
+    "rank 1 skips an update and waits in a small call": job("ddp", SMALL, ("skips", 1, 9)),
     "rank 0 makes two steps by itself": job("ddp", ("extra", 0, 3, 2)),
     "rank 0 makes two steps by itself, all said": job("ddp", ("extra", 0, 3, 2), mode="online"),
     "an update raises on rank 1": job("ddp", ("raise_alone", 1, 6, "optimizer", "ValueError", "inside", "goes on")),

@@ -33,12 +33,16 @@ class Rank(Presence):
 
     def __init__(self, store: FakeStore, rank: int, num_ranks: int) -> None:
         self.issued = {"dp": 0}
+        self.total = {"dp": 0, "pp": 0}
         self.num_asked = 0
         self.num_heard = 0
-        super().__init__(store, rank=rank, num_ranks=num_ranks, counts=self._issued)
+        super().__init__(store, rank=rank, num_ranks=num_ranks, counts=self._counted, issued=self._all)
         self.start()
 
-    def _issued(self) -> dict[str, int]:
+    def _all(self) -> dict[str, int]:
+        return dict(self.total)
+
+    def _counted(self) -> dict[str, int]:
         self.num_asked += 1
         return self.issued
 

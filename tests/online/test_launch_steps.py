@@ -4,7 +4,7 @@ import copy
 import pickle
 import sys
 import threading
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -151,10 +151,12 @@ def test_the_search_for_the_model_leaves_no_hook_behind(watched):
 
 def test_a_module_is_parallel_if_fsdp_or_ddp_is_in_it():
     class Ddp(torch.nn.parallel.DistributedDataParallel):
-        def __init__(self):
+        def __init__(self, num_ranks):
             torch.nn.Module.__init__(self)
+            self.process_group = SimpleNamespace(size=lambda: num_ranks)
 
-    assert launch_steps.is_trained_in_parallel(Ddp())
+    assert launch_steps.is_trained_in_parallel(Ddp(2))
+    assert not launch_steps.is_trained_in_parallel(Ddp(1))  # a model of this rank's own
     assert launch_steps.is_trained(torch.nn.Linear(2, 2))
     assert not launch_steps.is_trained(torch.nn.Linear(2, 2).requires_grad_(requires_grad=False))
     assert not launch_steps.is_trained_in_parallel(torch.nn.Sequential(torch.nn.Linear(2, 2)))

@@ -78,6 +78,51 @@ def test_the_least_count_of_all_that_wait_is_compared(worlds: Callable[..., Worl
     assert world[2].trouble() == "rank 0 went on beyond the calls that rank 2 stopped at: their steps differ"
 
 
+def test_a_rank_in_a_call_that_cannot_be_set_is_trouble_in_the_first_window_and_later(
+    worlds: Callable[..., World],
+) -> None:
+    world = worlds(3)
+    for window, grown in enumerate((0, 4, 4)):
+        for rank in range(3):
+            world[rank].total["dp"] += grown
+            world[rank].waits(2 * window)
+            world[rank].go_on(2 * window)
+        if window != 1:
+            world[0].total["dp"] += 3
+            world[0].waits(2 * window + 1)
+            world[1].total["dp"] += 4  # rank 0's boundary is before the fourth
+            until(world[0].trouble)
+            assert "rank 1 went on beyond the calls that rank 0 stopped at" in world[0].trouble()
+            world[0].go_on(2 * window + 1)
+            world[0].total["dp"] -= 3
+            world[1].total["dp"] -= 4
+
+
+@pytest.mark.parametrize(
+    ("before", "behind", "ahead"),
+    [((2, 3), 3, 9), ((0, 0), 0, 5), ((3, 3), 3, 3)],
+    ids=["they send unlike numbers", "no part of the step", "equal"],
+)
+def test_what_ranks_that_do_the_same_may_count_unlike_is_no_trouble(
+    worlds: Callable[..., World], before: tuple[int, int], behind: int, ahead: int
+) -> None:
+    world = worlds(2)
+    for window in range(2):
+        for rank in range(2):
+            world[rank].waits(2 * window)
+            world[rank].go_on(2 * window)
+            world[rank].total["pp"] += before[rank]
+    for rank in range(2):
+        world[rank].waits(4)
+        world[rank].go_on(4)
+    world[0].total["pp"] += behind
+    world[1].total["pp"] += ahead
+    world[0].waits(5)
+    asked = world[1].num_asked
+    until(lambda: world[1].num_asked >= asked + 2)
+    assert world[0].trouble() == ""
+
+
 def test_counts_of_more_communicators_than_fit_into_a_message_all_arrive(worlds: Callable[..., World]) -> None:
     world = worlds(35)  # two levels
     world[0].issued = {f"a communicator with a long name, number {n}": 10**15 for n in range(5000)}

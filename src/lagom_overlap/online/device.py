@@ -7,11 +7,13 @@ neighbour's. The same holds in threads of ours, whose current device is GPU 0 wh
 """
 
 import weakref
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import distributed as dist
 from torch import nn
+from torch.distributed import distributed_c10d as c10d
 
 from lagom_overlap.nccl_plugin.loaded import loaded_nccl
 from lagom_overlap.nccl_plugin.support import NcclVersion
@@ -53,6 +55,20 @@ def backend_of(group: dist.ProcessGroup, device_type: str) -> str:
         return str(_unwrapped(group._get_backend(torch.device(device_type))).name()).lower()
     except RuntimeError:  # the group has none for this device
         return ""
+
+
+def collectives_issued(backend: str, device_type: str) -> dict[str, int]:
+    """How many collectives this rank has issued on each process group of that backend, as far as torch counts them.
+
+    gloo counts sends and receives with them. By a group's own name, which is the same on all of its ranks.
+    """
+    issued: dict[str, int] = {}
+    group: Any  # PyTorch declares the setter of the number alone
+    for group in list(c10d._world.pg_map):
+        with suppress(Exception):  # a group that is being destroyed, an engine that does not count, a missing name
+            if group.size() > 1 and backend in backend_of(group, device_type):
+                issued[group.group_name] = group._get_sequence_number_for_group()
+    return issued
 
 
 def engine_in_use() -> str:

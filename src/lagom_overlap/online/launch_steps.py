@@ -30,6 +30,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -190,6 +191,16 @@ def is_trained(module: nn.Module) -> bool:
 
 
 def is_trained_in_parallel(module: nn.Module) -> bool:
-    """Whether gradients of this module are exchanged by a framework that we know."""
-    known = (FSDPModule, DistributedDataParallel)
-    return any(isinstance(part, known) for part in module.modules())
+    """Whether gradients of this module are exchanged by a framework that we know, among two ranks or more.
+
+    A rank that also trains something by itself, wrapped as usual, would else be taken to train that.
+    """
+    return any(_is_exchanged(part) for part in module.modules())
+
+
+def _is_exchanged(module: nn.Module) -> bool:
+    if isinstance(module, DistributedDataParallel):
+        return module.process_group.size() > 1
+    if not isinstance(module, FSDPModule):
+        return False
+    return any(isinstance(each, DTensor) and each.device_mesh.size() > 1 for each in module.parameters())

@@ -35,10 +35,18 @@ from lagom_overlap.collective.sites import RoleCycle, SiteSetting, key_of, role_
 from lagom_overlap.engines.bounded import BoundedCalls, Overdue
 from lagom_overlap.errors import BackendError, BundleError, LagomError
 from lagom_overlap.export.saved import SavedSettings, read_saved, write_saved
-from lagom_overlap.online.device import DeviceEvent, engine_in_use, job_device, nccl_in_use, note_model
+from lagom_overlap.online.device import (
+    DeviceEvent,
+    collectives_issued,
+    engine_in_use,
+    job_device,
+    nccl_in_use,
+    note_model,
+)
 from lagom_overlap.online.graph_captures import GRAPH_CAPTURES
 from lagom_overlap.online.job_profiler import OWN_PROFILER, why_not_now
 from lagom_overlap.online.journal import JournalFile
+from lagom_overlap.online.launch_steps import is_pipelined
 from lagom_overlap.online.options import DISABLE_VARIABLE, MODE_VARIABLE, OnlineOptions, is_disabled
 from lagom_overlap.online.ranks.exchange import Exchange, Store, StoreLost
 from lagom_overlap.online.ranks.member import Adopted, Member, calls_so_far
@@ -104,7 +112,7 @@ class OnlineTuner:
         note_model(model)
         self._member: Member | None = None
         self._collectives: Route | None = None
-        self._is_in_step = False
+        self._is_in_step = self._is_pipelined = False
         self._rank = 0
         self._pid = os.getpid()
         self._engine = ""
@@ -118,7 +126,11 @@ class OnlineTuner:
         store = store_of(name, chosen.timeout_s)
         # Connections of their own: what waits at one holds up nobody who speaks to the others.
         presence = Presence(
-            store_of(name, chosen.timeout_s), rank=self._rank, num_ranks=self._world_size, counts=self._calls_so_far
+            store_of(name, chosen.timeout_s),
+            rank=self._rank,
+            num_ranks=self._world_size,
+            counts=self._calls_so_far,
+            issued=self._issued_so_far,
         )
         who_is_here = _roll_call(self._world_size, chosen.timeout_s)
         exchange = Exchange(
@@ -140,6 +152,7 @@ class OnlineTuner:
             own_store = store_of(name, chosen.timeout_s)
             self._collectives = route or _open_route(model, own_store, chosen, adapters)
             self._route: Route = BothSidesRoute(self._collectives, computation)
+            self._is_pipelined = self._collectives.name == GLOO and is_pipelined()
             undo.callback(self._route.close)
             undo.callback(presence.close)
             presence.start()
@@ -240,6 +253,13 @@ class OnlineTuner:
 
     def _calls_so_far(self) -> dict[str, int]:
         return {} if self._collectives is None else calls_so_far(self._collectives)
+
+    def _issued_so_far(self) -> dict[str, int]:
+        """Collectives of all kinds and sizes."""
+        if self._collectives is None or self._collectives.name != GLOO:
+            return collectives_issued("nccl", "cuda")
+        # gloo counts what stages send each other, in which they differ.
+        return {} if self._is_pipelined else collectives_issued(GLOO, "cpu")
 
     def _join(
         self, exchange: Exchange, presence: Presence, config: str | Path | None, journal: str | Path | None

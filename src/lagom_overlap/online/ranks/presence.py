@@ -6,7 +6,7 @@ issued, so a rank that waits there does so for the whole timeout. Therefore rank
 
     Gone     a connection ended without a goodbye: that rank was killed, or its machine is gone
     Left     a goodbye: that rank comes to no boundary (window) beyond the one that it has reached
-    Waits    the collectives issued, by communicator, of ranks that have long waited at a boundary
+    Waits    the collectives issued, by communicator, of ranks that have long waited at a boundary (see `Presence`)
     Beyond   a rank that is not there has issued more: it can never come there with the same counts
 
 Only news is forwarded: one gone rank is enough; of the ranks that left, the one that will be missed first; of the ranks
@@ -96,24 +96,47 @@ class _Stop:
     since_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Passed:
+    """The last window's begin that this rank has come to: collectives issued by then, and in the window before it."""
+
+    boundary: int
+    issued: Mapping[str, int]
+    grown: Mapping[str, int]
+
+
 class Presence:
     """One rank's end. The training thread reports where it waits and asks for trouble.
 
-    `counts` says how many collectives this rank has issued so far on each communicator, by a name that all its members
-    share; the thread calls it. `store` is for the thread alone, so it should be a connection of its own. The two
+    `counts` says how many collectives that can be set this rank has issued so far on each communicator, by a name that
+    all its members share. `issued` says how many of all kinds, also small ones and those of the job's own: a rank may be
+    inside one of these. What it counts may differ between ranks that do the same (gloo counts sends and receives), so
+    it is compared since the window's begin, and only between ranks that issued equally many in the window before. A
+    communicator without any in that window is no part of the step: a thread that saves checkpoints may use it.
+    The thread calls both. `store` is for the thread alone, so it should be a connection of its own. The two
     threads share single fields, each of which one of them writes: neither waits for the other.
     """
 
-    def __init__(self, store: Store, *, rank: int, num_ranks: int, counts: Callable[[], Mapping[str, int]]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        rank: int,
+        num_ranks: int,
+        counts: Callable[[], Mapping[str, int]],
+        issued: Callable[[], Mapping[str, int]] = dict,
+    ) -> None:
         self._store = store
         self._rank = rank
         self._num_ranks = num_ranks
         self._counts = counts
+        self._issued = issued
         # Written by the training thread.
         self._thread: Thread | None = None
         self._links: Links | None = None
         self._at: _Stop | None = None
         self._reached = -1
+        self._passed: _Passed | None = None
         self._leaves: Left | None = None
         self._is_closing = False
         # Written by the thread.
@@ -145,9 +168,24 @@ class Presence:
 
     def wait_at(self, boundary: int, counts: Mapping[str, int]) -> None:
         """The training thread begins to wait at a boundary, having issued so many collectives (not to be changed)."""
+        since = self._since_passed()
+        if boundary % 2 == 0:  # a window's begin, which all ranks come to; to its report they come at different steps
+            issued, before = self._issued(), {} if self._passed is None else self._passed.issued
+            grown = {name: count - before[name] for name, count in issued.items() if name in before}
+            self._passed = _Passed(boundary, issued, grown)
         self._reached = max(self._reached, boundary)
-        self._at = _Stop(boundary, counts, monotonic())
+        self._at = _Stop(boundary, {**counts, **since}, monotonic())
         self._rouse()
+
+    def _since_passed(self) -> dict[str, int]:
+        """All collectives since the window's begin, by names that only ranks to be compared share."""
+        if (passed := self._passed) is None:
+            return {}
+        return {
+            f"{name} since {passed.boundary}, {passed.grown.get(name)} before": count - passed.issued[name]
+            for name, count in self._issued().items()
+            if name in passed.issued and passed.grown.get(name) != 0
+        }
 
     def go_on(self, boundary: int) -> None:
         """It has left that boundary."""
@@ -239,7 +277,7 @@ class Presence:
 
     def _compare(self) -> None:
         """Whether this rank has issued more than one that waits for it."""
-        own = self._named(self._counts)
+        own = self._named(lambda: {**self._counts(), **self._since_passed()})
         for boundary in self._awaited():  # after the counts: a rank that has come there meanwhile is not beyond
             waits = self._waits[boundary]
             behind = (waits[name][1] for name, count in own.items() if name in waits and count > waits[name][0])
