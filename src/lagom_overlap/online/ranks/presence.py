@@ -109,10 +109,10 @@ class Presence:
     """One rank's end. The training thread reports where it waits and asks for trouble.
 
     `counts` says how many collectives that can be set this rank has issued so far on each communicator, by a name that
-    all its members share. `issued` says how many of all kinds, also small ones and those of the job's own: a rank may be
-    inside one of these. What it counts may differ between ranks that do the same (gloo counts sends and receives), so
-    it is compared since the window's begin, and only between ranks that issued equally many in the window before. A
-    communicator without any in that window is no part of the step: a thread that saves checkpoints may use it.
+    all its members share. `issued` counts all of them, also small ones and those of the job's own: a rank may be inside
+    one of these. Ranks that do the same may count differently there (gloo counts sends and receives), so it is compared
+    since the window's begin, and only between ranks that issued equally many in the window before. A communicator
+    without any in that window is no part of the step: a thread that saves checkpoints may use it.
     The thread calls both. `store` is for the thread alone, so it should be a connection of its own. The two
     threads share single fields, each of which one of them writes: neither waits for the other.
     """
