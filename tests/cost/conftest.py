@@ -43,7 +43,7 @@ def nvlink(a40: Gpu) -> Cluster:
         gpu=a40,
         gpus_per_node=8,
         num_nodes=1,
-        intra=Link(kind=LinkKind.NVLINK, bytes_per_s=44e9, hop_s=1e-6),
+        intra=Link(kind=LinkKind.NVLINK, bytes_per_s=44e9, hop_s=1e-6, measured=False),
         inter=Link(kind=LinkKind.NETWORK, bytes_per_s=44e9, hop_s=5e-6),
     )
 

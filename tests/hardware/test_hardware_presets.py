@@ -59,7 +59,8 @@ def test_a_preset_spells_out_every_field_and_no_other(name: str) -> None:
     hardware = raw("lagom_overlap.gpus", data["gpu"])["gpu"]  # type: ignore[arg-type]
     assert set(hardware) == {f.name for f in fields(Gpu)} - {"own"}  # type: ignore[call-overload]
     for link in ("intra", "inter"):
-        assert set(data[link]) == {f.name for f in fields(Link)}  # type: ignore[call-overload]
+        names = {f.name for f in fields(Link)}
+        assert set(data[link]) | {"measured"} == names  # type: ignore[call-overload]  # said where it is false
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -84,7 +84,8 @@ def test_its_tables_reach_those_who_read_them(gpu_file: str) -> None:
     assert topology_of(ours, 8) == topology_of(whole, 8)
     halves = load_preset("h100_dgx", gpu=gpu_file, gpus_per_node=4)
     link = link_of(halves, 4)  # half of the measured link contradicts the preset's wire by more than a measurement may
-    assert link is None
+    assert link is not None
+    assert link.bytes_per_s == halves.intra.bytes_per_s
     slower = load_preset("a100_dgx", gpu=gpu_file)
     link = link_of(slower, 4)
     assert link is not None

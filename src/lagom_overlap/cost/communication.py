@@ -12,9 +12,10 @@ Source: the project's contention model specification, section 1, built on NCCL 2
     k        (in steps_s, hops_s)     -      steps of the algorithm
     F        fifo_bytes               B      memory that the FIFO's slots touch
     P        ceiling_bytes_per_s      B/s    NCCL's own limit of LL, LL128 and trees (`nccl.bandwidth`)
+    M        memory_bytes_per_s       B/s    what the memory feeds: its bandwidth over `touches`, bytes per wire byte
 
     tau = sigma o + [sigma = 1] hop + C_eff / b_ch          time of a chunk on one channel
-    R   = ((NC C_eff / tau)^-m + min(eff B_link, P)^-m)^(-1/m)    rate on the wire
+    R   = ((NC C_eff / tau)^-m + min(eff B_link, P, M)^-m)^(-1/m)    rate on the wire
     x   = base + sum over steps (o + hop) + fill (C_eff / sigma) NC depth / R  +  W / R
 
 Small chunks pay sigma o per chunk, large ones the unfilled pipeline: x is U-shaped in C. The right branch is weak
@@ -33,7 +34,7 @@ Everything else is the formula above on stated wires, under the same limits P.
 
 A collective has the channels of its communicator at most, however many a configuration names.
 
-Departures from the specification: P and the communicator's channels; the depths of chains and of rings over nodes are
+Departures from the specification: P, M and the communicator's channels; the depths of chains and of rings over nodes are
 ours (it says only "strong for NIC hops": here once per pass, however many nodes); a tree is a chain inside the node, as
 NCCL's latency formula has it; an all-to-all over nodes sends (n - ppn) / n of its bytes through the node's card, which
 all ppn ranks share.
@@ -52,7 +53,7 @@ from lagom_overlap.cost.nccl.copy_engine import copy_engine_available, copy_engi
 from lagom_overlap.cost.nccl.links import link_of
 from lagom_overlap.cost.nccl.machines import on_topology
 from lagom_overlap.cost.nccl.topology import Topology
-from lagom_overlap.cost.nccl.wire import FittedLink, wire_terms
+from lagom_overlap.cost.nccl.wire import FittedLink, WireTerms, wire_terms
 from lagom_overlap.cost.nccl_algorithms import (
     BEYOND_RINGS,
     algorithms_of,
@@ -72,6 +73,7 @@ MIN_SLICE_BYTES: Final = 32 * KIB
 MIN_BYTES_PER_THREAD: Final = 16
 """One 16-byte load per thread: the kernel makes no smaller chunk."""
 
+_ENDLESS_BYTES_PER_S: Final = 1e30
 COPY_TOUCHES: Final = 2.0
 """Memory bytes per wire byte of a copy engine: read here, written there."""
 
@@ -94,6 +96,7 @@ class CollectiveCost:
     link: LinkKind
     link_bytes_per_s: float
     ceiling_bytes_per_s: float = inf
+    memory_bytes_per_s: float = inf
     base_s: float
     steps_s: float
     hops_s: float
@@ -112,10 +115,11 @@ class CollectiveCost:
             + self.exposed_hop_s
             + self.chunk_bytes / (self.channel_bytes_per_s * (1.0 - 0.5 * slow))
         )
-        if not self.num_channels:  # copy engines: nothing but the link bounds them
-            return self.link_bytes_per_s * (1.0 - 0.5 * slow)
+        if not self.num_channels:  # copy engines: nothing but the link and the memory bounds them
+            return min(self.link_bytes_per_s, self.memory_bytes_per_s) * (1.0 - 0.5 * slow)
         channels = self.num_channels * self.chunk_bytes / tau
-        narrow, wide = sorted((channels, min(self.link_bytes_per_s, self.ceiling_bytes_per_s)))
+        wire = min(self.link_bytes_per_s, self.ceiling_bytes_per_s, self.memory_bytes_per_s)
+        narrow, wide = sorted((channels, wire))
         return float(narrow * (1.0 + (narrow / wide) ** self.link_sharpness) ** (-1.0 / self.link_sharpness))
 
     def seconds(self, memory_load: float = 0.0, link_share: float = 1.0) -> float:
@@ -295,6 +299,7 @@ def _by_specification(collective: Collective, knobs: _Knobs, cluster: Cluster, p
         fill_bytes=profile.fill * chunk / num_slices * knobs.channels * path.depth,
         fifo_bytes=fifo_bytes,
         touches=touches,
+        memory_bytes_per_s=cluster.gpu.hbm_bytes_per_s / touches,
         link_sharpness=profile.link_sharpness,
         load_sensitivity=profile.load_sensitivity,
     )
@@ -319,7 +324,7 @@ def _by_nccl(
     """
     filled, topology = on_topology(collective, cluster)
     nvls = knobs.algorithm in (Algorithm.NVLS, Algorithm.NVLS_TREE)
-    terms = wire_terms(filled, topology, knobs.algorithm, knobs.protocol, knobs.chunk_bytes if nvls else None)
+    terms, ceiling = _wire_terms(filled, topology, knobs, knobs.chunk_bytes if nvls else None)
     link = cluster.link_between(collective.num_ranks, collective.num_nodes)
     parts = 1 if knobs.algorithm is Algorithm.TREE else filled.num_ranks
     least = MIN_BYTES_PER_THREAD * knobs.threads
@@ -344,15 +349,35 @@ def _by_nccl(
         channel_bytes_per_s=_channel_rate(knobs.threads, cluster, profile),
         link=link.kind,
         link_bytes_per_s=measured.bytes_per_s,
+        ceiling_bytes_per_s=ceiling,
         base_s=terms.fixed_s + measured.latency_scale * terms.scaled_s,
         steps_s=0.0,
         hops_s=0.0,
         fill_bytes=_fill_bytes(collective, cut, num_slices, topology, profile) * per_byte,
         fifo_bytes=fifo_bytes,
         touches=touches,
+        memory_bytes_per_s=cluster.gpu.hbm_bytes_per_s / touches,
         link_sharpness=profile.link_sharpness,
         load_sensitivity=profile.load_sensitivity,
     )
+
+
+def _wire_terms(
+    collective: Collective, topology: Topology, knobs: _Knobs, chunk_bytes: float | None
+) -> tuple[WireTerms, float]:
+    """NCCL's terms, and its own limit in wire bytes per second.
+
+    Over nodes, where the wire is the stated one, the bytes are those of a wire too slow for any limit to matter, and
+    the limit is what an endless one would carry: NCCL's belief in the wire, which has steps, is no part of a price.
+    """
+
+    def terms(on: Topology) -> WireTerms:
+        return wire_terms(collective, on, knobs.algorithm, knobs.protocol, chunk_bytes)
+
+    if topology.num_nodes == 1:
+        return terms(topology), inf
+    slow, fast = terms(topology.with_ring_of(1.0)), terms(topology.with_ring_of(_ENDLESS_BYTES_PER_S))
+    return slow, _ENDLESS_BYTES_PER_S * slow.wire_bytes / fast.wire_bytes
 
 
 def _fill_bytes(collective: Collective, knobs: _Knobs, num_slices: int, topology: Topology, profile: Profile) -> float:
@@ -389,6 +414,7 @@ def _by_copy_engine(collective: Collective, config: CommConfig, cluster: Cluster
         fill_bytes=0.0,
         fifo_bytes=0.0,
         touches=COPY_TOUCHES,
+        memory_bytes_per_s=cluster.gpu.hbm_bytes_per_s / COPY_TOUCHES,
         link_sharpness=profile.link_sharpness,
         load_sensitivity=profile.load_sensitivity,
     )

@@ -30,12 +30,15 @@ class Link:
     """The narrowest hop that a ring crosses: one direction's usable bandwidth and the latency of a hop.
 
     `host_fifo` says that NCCL's FIFO lies in host memory (shared-memory transport): then it takes no HBM bandwidth.
+    `measured` says whether what was measured on such GPUs (`[[nccl.links]]` of the GPU's file) refines it: not where the
+    machine is known to be wired in another way.
     """
 
     kind: LinkKind
     bytes_per_s: float
     hop_s: float
     host_fifo: bool = False
+    measured: bool = True
 
     def __post_init__(self) -> None:
         for field in ("bytes_per_s", "hop_s"):

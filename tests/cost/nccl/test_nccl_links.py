@@ -3,7 +3,7 @@
 import pytest
 
 from lagom_overlap.collective import Collective, CollectiveKind
-from lagom_overlap.cost.nccl.links import link_of
+from lagom_overlap.cost.nccl.links import link_of, refined_bytes_per_s
 from lagom_overlap.cost.nccl.machines import on_topology
 from lagom_overlap.cost.nccl.wire import wire_terms
 from lagom_overlap.errors import JobError
@@ -35,16 +35,27 @@ def test_published_times_are_met(preset: str, ranks: int, size: int, seconds: fl
 def test_where_nobody_measured_there_is_no_link() -> None:
     assert link_of(load_preset("a100_dgx", 2), 16) is None
     assert link_of(load_preset("h200"), 8) is None
-    assert link_of(load_preset("h100_dgx"), 6) is None
+    assert link_of(load_preset("a40_pcie"), 8) is None
+    assert link_of(load_preset("a40_nvlink"), 2) is None  # the paper's eight A40 are wired in another way than vidur's
     with pytest.raises(JobError, match="do not fit"):
         link_of(load_preset("a100_dgx"), 9)
 
 
-def test_a_measurement_never_contradicts_what_a_cluster_states() -> None:
-    """The paper's eight A40 have 44 GB/s among all of them, vidur's 26; on PCIe alone nothing was measured."""
-    assert link_of(load_preset("a40_nvlink"), 8) is None
-    assert link_of(load_preset("a40_nvlink"), 2) is not None
-    assert link_of(load_preset("a40_pcie"), 8) is None
+def test_a_number_of_ranks_that_nobody_measured_has_the_nearest_ones_link() -> None:
+    cluster = load_preset("h100_dgx")
+    assert link_of(cluster, 6) == link_of(cluster, 8)
+    assert link_of(cluster, 5) == link_of(cluster, 4)
+
+
+def test_a_measurement_refines_what_a_cluster_states_and_never_contradicts_it() -> None:
+    """342.1 GB/s were measured: that is taken for 171 to 456, and the stated one from 570 and up to 86."""
+    near = [refined_bytes_per_s(342.1e9, stated) for stated in (171.1e9, 360e9, 456.1e9)]
+    assert near == [342.1e9] * 3
+    far = (570.2e9, 800e9, 85.5e9, 1e9)
+    assert [refined_bytes_per_s(342.1e9, stated) for stated in far] == list(far)
+    # Halfway along each straight line, by hand.
+    assert refined_bytes_per_s(342.1e9, (456.1333e9 + 570.1667e9) / 2) == pytest.approx((342.1e9 + 570.1667e9) / 2)
+    assert refined_bytes_per_s(342.1e9, (171.05e9 + 85.525e9) / 2) == pytest.approx((342.1e9 + 85.525e9) / 2)
 
 
 def test_ranks_spread_over_nodes_have_no_link_of_one_node() -> None:

@@ -82,7 +82,7 @@ def choose_point_to_point(collective: Collective, topology: Topology) -> NcclCho
         chunk_bytes=LL_CHUNK_BYTES if protocol is Protocol.LL else chunk,
     )
     latency, wire = point_to_point_terms(collective, protocol, topology)
-    return NcclChoice(config, latency + wire / _bus_bytes_per_s(topology))
+    return NcclChoice(config, latency + wire / topology.ring_bytes_per_s)
 
 
 def point_to_point_terms(collective: Collective, protocol: Protocol, topology: Topology) -> tuple[float, float]:
@@ -99,7 +99,7 @@ def point_to_point_terms(collective: Collective, protocol: Protocol, topology: T
     all_to_all = collective.kind is CollectiveKind.ALL_TO_ALL
     batches = -(-(num_ranks - 1) // PEERS_PER_BATCH) if all_to_all else 1
     latency = constants.base_s(Algorithm.RING, protocol) + batches * constants.hop_s(link, Algorithm.RING, protocol)
-    bus = _bus_bytes_per_s(topology)
+    bus = topology.ring_bytes_per_s
     if all_to_all:
         inside = (topology.ranks_per_node - 1) / num_ranks * collective.num_bytes
         outside = (num_ranks - topology.ranks_per_node) / num_ranks * collective.num_bytes
@@ -117,11 +117,6 @@ def _check(collective: Collective, topology: Topology) -> None:
         raise ValueError(
             f"{collective.kind} has {collective.num_ranks} ranks, topology {topology.name!r} {topology.num_ranks}"
         )
-
-
-def _bus_bytes_per_s(topology: Topology) -> float:
-    ring = topology.ring
-    return ring.num_channels * (ring.intra_bytes_per_s if topology.num_nodes <= 2 else ring.inter_bytes_per_s)
 
 
 def _card_bytes_per_s(topology: Topology) -> float:

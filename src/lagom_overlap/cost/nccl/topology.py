@@ -145,6 +145,23 @@ class Topology:
             return 16
         return 32 if self.num_nodes > 1 else 24
 
+    @property
+    def ring_bytes_per_s(self) -> float:
+        """What the ring's channels carry past each rank together."""
+        speed = self.ring.intra_bytes_per_s if self.num_nodes <= 2 else self.ring.inter_bytes_per_s
+        return self.ring.num_channels * speed
+
+    def with_ring_of(self, bytes_per_s: float) -> "Topology":
+        """The same graphs with speeds such that the ring carries that much: NCCL's own are steps of a table."""
+        ratio = bytes_per_s / self.ring_bytes_per_s
+
+        def scaled(graph: Graph) -> Graph:
+            intra, inter = ratio * graph.intra_bytes_per_s, ratio * graph.inter_bytes_per_s
+            return replace(graph, intra_bytes_per_s=intra, inter_bytes_per_s=inter)
+
+        nvls = None if self.nvls is None else scaled(self.nvls)
+        return replace(self, ring=scaled(self.ring), tree=scaled(self.tree), nvls=nvls)
+
     def with_nodes(self, num_nodes: int) -> "Topology":
         """The same machines, more or fewer of them; NCCL's search looks at one node and whether there are others.
 

@@ -117,9 +117,10 @@ def wire_terms(
     constants = load_constants()
     rate = _rate(collective, topology, constants, (algorithm, protocol), chunk_bytes)
     latency = latency_s(collective.kind, algorithm, protocol, topology, constants)
-    ring = topology.ring
-    bus = ring.num_channels * (ring.intra_bytes_per_s if topology.num_nodes <= 2 else ring.inter_bytes_per_s)
-    return _terms(latency, collective.num_bytes * bus / rate, protocol)
+    nodes, passes = topology.num_nodes, collective.kind.traits.passes
+    # No algorithm spares a node what it must send: NCCL's search believes so of NVLS trees behind few network cards.
+    least = passes * (nodes - 1) / nodes * collective.num_bytes
+    return _terms(latency, max(least, collective.num_bytes * topology.ring_bytes_per_s / rate), protocol)
 
 
 def _terms(latency: float, wire_bytes: float, protocol: Protocol) -> WireTerms:
