@@ -34,10 +34,10 @@ Everything else is the formula above on stated wires, under the same limits P.
 
 A collective has the channels of its communicator at most, however many a configuration names.
 
-Departures from the specification: P, M and the communicator's channels; the depths of chains and of rings over nodes are
-ours (it says only "strong for NIC hops": here once per pass, however many nodes); a tree is a chain inside the node, as
-NCCL's latency formula has it; an all-to-all over nodes sends (n - ppn) / n of its bytes through the node's card, which
-all ppn ranks share.
+Departures from the specification: P, M and the communicator's channels; the depths of chains and of rings over nodes
+are ours (it says only "strong for NIC hops": here once per pass, however many nodes); a tree is a chain inside the
+node, as NCCL's latency formula has it; an all-to-all over nodes sends (n - ppn) / n of its bytes through the node's
+card, which all ppn ranks share.
 """
 
 from dataclasses import dataclass, replace

@@ -30,8 +30,8 @@ class Link:
     """The narrowest hop that a ring crosses: one direction's usable bandwidth and the latency of a hop.
 
     `host_fifo` says that NCCL's FIFO lies in host memory (shared-memory transport): then it takes no HBM bandwidth.
-    `measured` says whether what was measured on such GPUs (`[[nccl.links]]` of the GPU's file) refines it: not where the
-    machine is known to be wired in another way.
+    `measured` says whether what was measured on such GPUs (`[[nccl.links]]` of the GPU's file) refines it: not where
+    the machine is known to be wired in another way.
     """
 
     kind: LinkKind
