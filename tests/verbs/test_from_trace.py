@@ -33,7 +33,7 @@ CHANNELS = 32
 def truth(link_share=0.4):
     """An H100 node whose wire is slower than the preset's."""
     cluster = load_preset("h100_dgx")
-    intra = replace(cluster.intra, bytes_per_s=link_share * cluster.intra.bytes_per_s)
+    intra = replace(cluster.intra, bytes_per_s=link_share * cluster.intra.bytes_per_s, measured=False)
     return ContentionModel(replace(cluster, intra=intra), load_profile("plausible"))
 
 

@@ -7,8 +7,8 @@ Source: NCCL 2.30.7, src/graph/tuning.cc (time), src/enqueue.cc (choice, channel
 
 Channels are given up one by one while a channel's threads would have less than a threshold of bytes each, then threads
 are halved. `num_bytes` is what NCCL's tuner counts: the whole tensor (`Collective.num_bytes`). The channels are the
-choice of the tuning model: at launch NCCL also gives each at least 32 KiB of traffic, and registered buffers and
-plug-ins change them.
+choice of the tuning model; at launch each gets a least traffic, which may leave some out (`launched_channels`).
+Registered buffers and plug-ins change them, too.
 
 Point-to-point has no tuning model in NCCL; see `point_to_point.py`.
 """
@@ -25,6 +25,7 @@ from lagom_overlap.cost.nccl.chunk import default_chunk_bytes
 from lagom_overlap.cost.nccl.constants import Constants, load_constants
 from lagom_overlap.cost.nccl.latency import latency_s
 from lagom_overlap.cost.nccl.topology import Topology
+from lagom_overlap.units import KIB
 
 PLATEAU_BYTES: Final = 64
 """tuning.cc: Simple rings over nodes are slower from that many bytes per channel and rank on..."""
@@ -35,6 +36,9 @@ WARP: Final = 32
 MAX_THREADS: Final = 640
 SLOW_RING_BYTES_PER_S: Final = 12e9
 """tuning.cc: Simple rings whose search channels carry no more in all use 256 threads instead of 512."""
+
+LEAST_TRAFFIC_BYTES: Final = 32 * KIB
+"""enqueue.cc: of a channel in a launch, from 2.29 on; half of it from 2.23 on."""
 
 _MODELLED: Final = (Algorithm.TREE, Algorithm.RING, Algorithm.NVLS, Algorithm.NVLS_TREE, Algorithm.PAT)
 
@@ -128,6 +132,33 @@ def channels_and_threads(
     elif protocol is Protocol.SIMPLE:
         threads += WARP
     return channels, max(threads, 3 * WARP)
+
+
+def launched_channels(
+    collective: Collective, algorithm: Algorithm, protocol: Protocol, channels: int, release: int = 23007
+) -> int:
+    """How many of the chosen channels a launch of this collective alone uses (enqueue.cc, scheduleCollTasksToPlan).
+
+    The traffic is cut into cells, and each channel takes as many whole ones as its share of the traffic, or the least
+    traffic of a channel, needs.
+    """
+    if algorithm in (Algorithm.NVLS, Algorithm.NVLS_TREE) or release < 22300:
+        return channels
+    least = LEAST_TRAFFIC_BYTES if release >= 22900 else LEAST_TRAFFIC_BYTES // 2
+    kind, num_ranks = collective.kind, collective.num_ranks
+    in_parts = kind.traits.is_in_parts
+    num_bytes = max(1, collective.num_bytes // num_ranks) if in_parts else collective.num_bytes
+    per_byte = num_ranks if in_parts else 2 if kind is CollectiveKind.ALL_REDUCE else 1
+    if protocol is Protocol.LL:
+        per_byte *= 4
+    cell = _up(_up(least, per_byte), 16) * 16
+    num_cells = _up(num_bytes, cell)
+    of_channel = min(num_cells, _up(max(least, num_bytes * per_byte // channels), cell * per_byte))
+    return max(1, min(channels, _up(num_cells, of_channel)))
+
+
+def _up(count: int, size: int) -> int:
+    return -(-count // size)
 
 
 def thread_threshold_bytes(algorithm: Algorithm, protocol: Protocol, num_ranks: int) -> int:

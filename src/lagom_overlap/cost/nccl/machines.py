@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 
 from lagom_overlap.collective import Collective
-from lagom_overlap.cost.nccl.choice import NcclChoice, choose
+from lagom_overlap.cost.nccl.choice import NcclChoice, choose, launched_channels
 from lagom_overlap.cost.nccl.point_to_point import choose_point_to_point
 from lagom_overlap.cost.nccl.search import NvswitchMachine, nvswitch_topology, pcie_topology
 from lagom_overlap.cost.nccl.topology import CpuVendor, PathType, Topology, load_topology
@@ -139,7 +139,15 @@ def default_choice(collective: Collective, cluster: Cluster) -> NcclChoice:
         JobError: if the cluster has fewer GPUs than the collective has ranks.
     """
     filled, topology = on_topology(collective, cluster)
-    return choose_point_to_point(filled, topology) if filled.kind.traits.is_point_to_point else choose(filled, topology)
+    if filled.kind.traits.is_point_to_point:
+        return choose_point_to_point(filled, topology)
+    choice = choose(filled, topology)
+    algorithm, protocol, channels = choice.config.algorithm, choice.config.protocol, choice.config.num_channels
+    assert algorithm is not None
+    assert protocol is not None
+    assert channels is not None
+    launched = launched_channels(filled, algorithm, protocol, channels)
+    return replace(choice, config=replace(choice.config, num_channels=launched))
 
 
 def _switched(cluster: Cluster, machine: NcclMachine) -> NvswitchMachine:

@@ -74,7 +74,7 @@ def choose_point_to_point(collective: Collective, topology: Topology) -> NcclCho
     while part / channels > largest and channels <= most // 2:
         channels *= 2
     protocol = Protocol.LL if part <= channels * LL_BYTES_PER_CHANNEL else Protocol.SIMPLE
-    peers = min(PEERS_PER_BATCH, collective.num_ranks - 1) if all_to_all else 1
+    peers = min(PEERS_PER_BATCH, collective.num_ranks) if all_to_all else 1  # a rank sends to itself as to others
     config = CommConfig(
         protocol=protocol,
         num_channels=min(pool, channels * peers),
