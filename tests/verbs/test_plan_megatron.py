@@ -45,6 +45,8 @@ def raw(model: str, preset: str, seq_len: int = 1024, **parallel: object) -> Raw
     }
 
 
+SMALL = "llama-3.2-1b"
+"""16 layers, which every number of stages and chunks here divides."""
 PHI: Mapping[str, Any] = {"tensor": 2, "data": 2, "zero_stage": 1, "global_batch": 8}
 LLAMA_70B: Mapping[str, Any] = {
     "tensor": 4, "pipeline": 4, "context": 2, "data": 2, "sequence_parallel": True, "schedule": "interleaved",
@@ -81,7 +83,7 @@ def generated(seed: int) -> Raw:
         parallel |= {"schedule": "interleaved", "chunks": dice.choice((2, 4)), "overlap_p2p": dice.random() < 0.5}
     if dice.random() < 0.5:
         parallel |= {"overlap_gradients": True, "overlap_parameters": parallel["zero_stage"] == 1}
-    return raw("phi-2", dice.choice(("a100_dgx", "h100_dgx")), dice.choice((512, 1024)), **parallel)
+    return raw(SMALL, dice.choice(("a100_dgx", "h100_dgx")), dice.choice((512, 1024)), **parallel)
 
 
 def given(job: Raw) -> PlanInput:
@@ -131,19 +133,18 @@ def test_before_after_and_every_line_are_simulates_figures_of_the_job_with_these
     assert effects is not None
 
     def simulated(keys: Mapping[str, object]) -> tuple[float, int]:
-        """What `run_simulate` tells, without its suggestions, which take 20 times as long."""
+        """What `run_simulate` tells, without its suggestions."""
         step = typed_job(job, keys).step
         assert step is not None
         return step.times.iteration_s, step.most_bytes
 
-    before, after = typed(job, {}), typed(job, effects.changes)
-    assert (after.iteration_s, after.memory_bytes) == simulated(effects.changes)
-    assert (result.iteration_s.before, result.iteration_s.after) == (before.iteration_s, after.iteration_s)
-    assert (result.peak_memory_bytes.before, result.peak_memory_bytes.after) == (
-        before.memory_bytes,
-        after.memory_bytes,
-    )
-    assert result.peak_memory_bytes.limit == after.memory_limit_bytes
+    before, after = simulated({}), simulated(effects.changes)
+    assert (result.iteration_s.before, result.iteration_s.after) == (before[0], after[0])
+    assert (result.peak_memory_bytes.before, result.peak_memory_bytes.after) == (before[1], after[1])
+    if job["model"]["name"] != SMALL:  # what `run_simulate` tells with its suggestions takes as long as the plan
+        told = typed(job, effects.changes)
+        assert (told.iteration_s, told.memory_bytes) == after
+        assert result.peak_memory_bytes.limit == told.memory_limit_bytes
     assert effects.switches or job["parallel"]["zero_stage"] == 3  # Megatron-FSDP overlaps all it has
     for one in effects.switches:
         if one.with_s is not None:
