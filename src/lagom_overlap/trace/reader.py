@@ -84,25 +84,44 @@ def _read_stream(stream: ByteStream, options: ReadOptions) -> tuple[GpuTrace, ..
     return read(stream, data)
 
 
+_Read = GpuTrace | TraceError
+"""What comes of a file: its traces, and why a part of it cannot be read."""
+
+
+def _read_all(path: Path, options: ReadOptions) -> Iterator[_Read]:
+    """The traces of one file; of an archive, those that can be read and an error for each that cannot."""
+    try:
+        if is_sqlite(path):
+            from lagom_overlap.trace.nsys_reader import read_nsys  # noqa: PLC0415 - sqlite3, which most runs never need
+
+            yield from read_nsys(path, options.pattern)
+            return
+        is_empty = True
+        with open_streams(path, options.limits) as streams:
+            for stream in streams:
+                is_empty = False
+                try:
+                    traces = _read_stream(stream, options)
+                except TraceError as error:
+                    yield error
+                else:
+                    yield from traces
+        if is_empty:
+            yield TraceError(f"{short_name(path)}: an archive without a trace in it")
+    except TraceError as error:
+        yield error
+
+
 def read_file(path: Path, options: ReadOptions) -> Iterator[GpuTrace]:
     """The traces of one file, in the order in which they stand in it.
 
     Raises:
         TraceError: if it cannot be read, or holds no trace.
     """
-    if is_sqlite(path):
-        from lagom_overlap.trace.nsys_reader import read_nsys  # noqa: PLC0415 - sqlite3, which most runs never need
-
-        yield from read_nsys(path, options.pattern)
-        return
-    num_traces = 0
-    with open_streams(path, options.limits) as streams:
-        for stream in streams:
-            for trace in _read_stream(stream, options):
-                num_traces += 1
-                yield trace
-    if not num_traces:
-        raise TraceError(f"{short_name(path)}: an archive without a trace in it")
+    for item in _read_all(path, options):
+        if isinstance(item, TraceError):
+            raise item
+        yield item
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,10 +137,10 @@ def _ignore(_: ReadProgress) -> None:
     """Tells nobody."""
 
 
-def _one_by_one(files: Sequence[Path], options: ReadOptions) -> Generator[tuple[int, GpuTrace | None], None, None]:
+def _one_by_one(files: Sequence[Path], options: ReadOptions) -> Generator[tuple[int, _Read | None], None, None]:
     for index, file in enumerate(files):
-        for trace in read_file(file, options):
-            yield index, trace
+        for item in _read_all(file, options):
+            yield index, item
         yield index, None
 
 
@@ -138,14 +157,17 @@ def read_traces(
     observe: Callable[[ReadProgress], None] = _ignore,
     *,
     num_jobs: int = 1,
+    unread: list[str] | None = None,
 ) -> tuple[GpuTrace, ...]:
     """All traces of the given files and folders, in order of rank; the same for any number of jobs.
+
+    `unread` takes a line for each file that cannot be read while others can; without it that is an error.
 
     With several jobs, files that are large enough are read by that many processes; call it from a module that can be
     imported without running it (`if __name__ == "__main__"`), as `multiprocessing` asks.
 
     Raises:
-        TraceError: if a file cannot be read.
+        TraceError: if a file cannot be read, or with `unread` none can.
         ValueError: if the number of jobs is below 1.
     """
     if num_jobs < 1:
@@ -158,23 +180,29 @@ def read_traces(
 
         parts = read_in_processes(files, partial(_read_all, options=options), num_jobs)
     found: list[tuple[int, GpuTrace]] = []
+    failed: list[tuple[int, TraceError]] = []
     num_done = 0
     with closing(parts):
-        for index, trace in parts:
-            if trace is None:
+        for index, item in parts:
+            if item is None:
                 num_done += 1
+            elif isinstance(item, TraceError):
+                if unread is None:
+                    raise item
+                failed.append((index, item))
             else:
-                found.append((index, trace))
+                found.append((index, item))
             observe(
                 ReadProgress(
                     num_done=num_done,
                     num_files=len(files),
-                    trace=None if trace is None else trace.file,
+                    trace=item.file if isinstance(item, GpuTrace) else None,
                 )
             )
+    failed.sort(key=lambda pair: pair[0])
+    if not found:
+        raise failed[0][1]
+    if unread is not None:
+        unread.extend(f"{error}; this file is left out" for _, error in failed)
     found.sort(key=lambda pair: (pair[1].rank is None, pair[1].rank or 0, pair[0]))
     return tuple(trace for _, trace in found)
-
-
-def _read_all(file: Path, options: ReadOptions) -> Iterator[GpuTrace]:
-    return read_file(file, options)
