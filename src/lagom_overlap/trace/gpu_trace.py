@@ -4,10 +4,10 @@ Every reader of `trace/` ends here, and `analysis/` starts here. Columns instead
 millions. Times are integers, so that sums and differences are exact.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -112,6 +112,16 @@ class GpuEvents:
         return int(self.end_ns.max() - self.start_ns[0]) if len(self) else 0
 
 
+def only_rows(events: GpuEvents, rows: "Int64 | slice") -> GpuEvents:
+    """Some of the events; names and streams stay as they are numbered."""
+    columns: dict[str, Any] = {
+        field.name: value[rows]
+        for field in fields(events)
+        if isinstance(value := getattr(events, field.name), np.ndarray)
+    }
+    return replace(events, **columns)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommCall:
     """One collective as one rank ran it.
@@ -177,9 +187,10 @@ class StreamWait:
 class GpuTrace:
     """One rank's trace.
 
-    `frameworks` are words found in the CPU events that say which framework made them (`"FSDP"`, `"DDP"`), and
-    `"ProcessGroupNCCL"` where that engine annotated its collectives: PyTorch 2.15's own one does not. `format`
-    names the file format in words.
+    `lost_launch_ns` are the times of launches whose kernels are not in the trace, `gpu_step_ns` where steps begin that
+    are marked on the GPU's timeline. `frameworks` are words found in the CPU events that say which framework made them
+    (`"FSDP"`, `"DDP"`), and `"ProcessGroupNCCL"` where that engine annotated its collectives: PyTorch 2.15's own one
+    does not. `format` names the file format in words.
     """
 
     file: str
@@ -195,6 +206,8 @@ class GpuTrace:
     frameworks: frozenset[str] = frozenset()
     marked: tuple[MarkedEvent, ...] = ()
     waits: tuple[StreamWait, ...] = ()
+    lost_launch_ns: tuple[int, ...] = ()
+    gpu_step_ns: tuple[int, ...] = ()
     warnings: tuple[str, ...] = ()
 
 

@@ -26,9 +26,13 @@ _MARKS: Final = tuple(re.compile(mark) for mark in (rb'"traceEvents"\s*:', rb'"c
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """How to read: the user's own word for communication, and how much a file may unpack to."""
+    """How to read: the user's own word for communication, and how much a file may unpack to.
+
+    `as_recorded` leaves in what cannot be, as other tools do.
+    """
 
     pattern: re.Pattern[str] | None = None
+    as_recorded: bool = False
     limits: Limits = DEFAULT_LIMITS
 
 
@@ -63,7 +67,7 @@ def _read_stream(stream: ByteStream, options: ReadOptions) -> tuple[GpuTrace, ..
     if first not in (b"{", b"["):
         raise TraceError(f"{stream.name}: is not a trace: JSON is expected, it starts with {first!r}")
     if first == b"[":
-        return read_kineto(stream, data, options.pattern)
+        return read_kineto(stream, data, options.pattern, as_recorded=options.as_recorded)
     which = _which(data)
     while which is None and len(data) < _MAX_SNIFF:
         more = stream.read(MIB)
@@ -77,7 +81,7 @@ def _read_stream(stream: ByteStream, options: ReadOptions) -> tuple[GpuTrace, ..
             '"entries" (flight recorder) in it'
         )
     if which == 0:
-        return read_kineto(stream, data, options.pattern)
+        return read_kineto(stream, data, options.pattern, as_recorded=options.as_recorded)
     from lagom_overlap.trace import collective_log_reader  # noqa: PLC0415 - what most runs never need
 
     read = collective_log_reader.read_inspector if which == 1 else collective_log_reader.read_flight_recorder

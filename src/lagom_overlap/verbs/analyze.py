@@ -68,7 +68,11 @@ def run_analyze(request: AnalyzeRequest, observe: Callable[[ReadProgress], None]
     if request.out is not None:
         check_new_folder(request.out)
     machine = _machine(request)
-    options = ReadOptions(pattern=compile_pattern(request.pattern), limits=request.limits)
+    options = ReadOptions(
+        pattern=compile_pattern(request.pattern),
+        limits=request.limits,
+        as_recorded=request.compat is Compat.HTA,  # HTA mends nothing
+    )
     rename = _renaming(request)
 
     unread: list[str] = []
