@@ -4,6 +4,7 @@ Every reader of `trace/` ends here, and `analysis/` starts here. Columns instead
 millions. Times are integers, so that sums and differences are exact.
 """
 
+import re
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
@@ -18,6 +19,8 @@ Int64 = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 Bools = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 
+RANK_IN_NAME: Final = re.compile(r"(?:rank|worker)[_\-]?(\d+)", re.IGNORECASE)
+"""How a file's name says whose it is."""
 NS_PER_S: Final = 10**9
 """Nanoseconds in a second; dividing by it rounds correctly, multiplying by 1e-9 does not."""
 NO_TIME: Final = int(np.iinfo(np.int64).min)

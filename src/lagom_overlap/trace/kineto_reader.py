@@ -20,12 +20,21 @@ from lagom_overlap.trace.damage import lost_launches, mend
 from lagom_overlap.trace.event_columns import join, launches_of
 from lagom_overlap.trace.fields import num_elements, to_int, to_ranks
 from lagom_overlap.trace.files import ByteStream
-from lagom_overlap.trace.gpu_trace import NO_TIME, ROLE_CODES, UNKNOWN, CommCall, EventRole, GpuEvents, GpuTrace, Int64
+from lagom_overlap.trace.gpu_trace import (
+    NO_TIME,
+    RANK_IN_NAME,
+    ROLE_CODES,
+    UNKNOWN,
+    CommCall,
+    EventRole,
+    GpuEvents,
+    GpuTrace,
+    Int64,
+)
 from lagom_overlap.trace.kineto_events import KinetoEvents, LaunchedComm
 from lagom_overlap.trace.names import NCCL_PREFIXES, dtype_bytes, function_name, kind_of, op_of, reach_of, whole_bytes
 from lagom_overlap.trace.usual_events import CollectiveArgs
 
-_RANK_IN_NAME: Final = re.compile(r"(?:rank|worker)[_\-]?(\d+)", re.IGNORECASE)
 _NO_DESCRIPTION: Final = ("", "undefined", "None")
 
 
@@ -189,7 +198,7 @@ def read_kineto(
     builder.index_comm_ops()
     info = reader.header.distributed_info if type(reader.header.distributed_info) is dict else {}
     rank, world = to_int(info.get("rank")), to_int(info.get("world_size"))
-    named = _RANK_IN_NAME.search(stream.name)
+    named = RANK_IN_NAME.search(stream.name)
     if rank < 0 and named is not None and len(named[1]) < 8:
         rank = int(named[1])
     launch = launches_of(

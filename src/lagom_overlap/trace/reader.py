@@ -98,7 +98,7 @@ def _read_all(path: Path, options: ReadOptions) -> Iterator[_Read]:
         if is_sqlite(path):
             from lagom_overlap.trace.nsys_reader import read_nsys  # noqa: PLC0415 - sqlite3, which most runs never need
 
-            yield from read_nsys(path, options.pattern)
+            yield from read_nsys(path, options.pattern, as_recorded=options.as_recorded)
             return
         is_empty = True
         with open_streams(path, options.limits) as streams:
