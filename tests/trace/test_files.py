@@ -103,7 +103,7 @@ class _Explodes:
         (b"", "is empty"),
         (b"  \n ", "is empty"),
         (b"PK\x03\x04zip", "zip archive"),
-        (pickle.dumps(_Explodes()), "pickle"),
+        (pickle.dumps(_Explodes()), "refused, this pickle is no flight recorder dump"),
         (b"hello", "is not a trace"),
         (b'{"a": 1}', "is not a trace"),
         (b"{", "is not a trace"),

@@ -13,6 +13,7 @@ from lagom_overlap.analysis.collectives import (
     waiting_of_calls,
 )
 from lagom_overlap.analysis.contention import Contention, contention_of
+from lagom_overlap.analysis.hang import Hang, hangs_of
 from lagom_overlap.analysis.measures import (
     Measures,
     Occupation,
@@ -28,6 +29,7 @@ from lagom_overlap.units import format_seconds
 
 _JUMP_NS: Final = 10 * NS_PER_S
 _JUMP_RATIO: Final = 10
+_MAX_NAMES: Final = 3
 _TORN: Final = 0.1
 """A step that misses this share of its launches is no step."""
 _LEAST_STEPS: Final = 0.5
@@ -49,11 +51,12 @@ class RankFindings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """A job."""
+    """A job; `hangs` are calls that its ranks never ended, where the files know (flight recorder)."""
 
     ranks: tuple[RankFindings, ...]
     rows: tuple[CollectiveRow, ...]
     contention: Contention
+    hangs: tuple[Hang, ...] = ()
     warnings: tuple[str, ...]
 
     @property
@@ -166,6 +169,14 @@ def _warnings(traces: Sequence[GpuTrace]) -> tuple[str, ...]:
     repeated = sorted(rank for rank in known if sum(trace.rank == rank for trace in traces) > 1)
     if repeated:
         found.append(f"rank {repeated[0]} comes more than once: its times are added up")
+    unfinished = [call for trace in traces for call in trace.calls if not call.is_finished]
+    if unfinished:
+        names = list(dict.fromkeys(f"{call.op} number {call.sequence} on {call.communicator}" for call in unfinished))
+        more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+        found.append(
+            f"{len(unfinished)} call{'s' if len(unfinished) > 1 else ''} had not ended when recorded: no count, time or "
+            f"bandwidth has {'them' if len(unfinished) > 1 else 'it'}: {', '.join(names[:_MAX_NAMES])}{more}"
+        )
     unsure = sum(call.op == "unknown" for trace in traces for call in trace.calls)
     if unsure:
         found.append(f"{unsure} communicating events do not say which collective they are; their op is 'unknown'")
@@ -203,5 +214,6 @@ def analyse(traces: Sequence[GpuTrace], *, seed: int = 0) -> Findings:
         ranks=ranks,
         rows=collective_rows(traces, exposed, waiting),
         contention=contention,
+        hangs=hangs_of(traces),
         warnings=_warnings(traces),
     )

@@ -132,7 +132,9 @@ class CommCall:
     `event` is its row among the GPU's events, `UNKNOWN` where the file has no timeline (NCCL Inspector, flight
     recorder). `op` is the name in our words (`"all_reduce"`, `"gather"`, `"unknown"`), `kind` the same as a
     `CollectiveKind` where there is one. `num_bytes` is the whole tensor, as `Collective.num_bytes` means it. A number
-    that the trace does not say is 0; `sequence` None. `ranks` is empty where unknown.
+    that the trace does not say is 0; `sequence` None. `ranks` is empty where unknown. `algorithm` and `protocol` are
+    NCCL's words where the file has them. A call that is not `is_finished` is in no sum: its
+    duration is not known.
     """
 
     event: int
@@ -148,6 +150,10 @@ class CommCall:
     num_threads: int = 0
     dtype: str = ""
     sequence: int | None = None
+    algorithm: str = ""
+    protocol: str = ""
+    is_started: bool = True
+    is_finished: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

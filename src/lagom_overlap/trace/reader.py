@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Final
 
 from lagom_overlap.errors import TraceError
-from lagom_overlap.trace.files import DEFAULT_LIMITS, ByteStream, Limits, is_sqlite, open_streams, trace_paths
+from lagom_overlap.trace.files import (
+    DEFAULT_LIMITS,
+    PICKLE_MAGIC,
+    ByteStream,
+    Limits,
+    is_sqlite,
+    open_streams,
+    trace_paths,
+)
 from lagom_overlap.trace.gpu_trace import GpuTrace, short_name
 from lagom_overlap.trace.kineto_reader import read_kineto
 from lagom_overlap.units import KIB, MIB
@@ -21,7 +29,9 @@ _MIN_PARALLEL: Final = 64 * MIB
 _ZIPPED: Final = frozenset({".gz", ".tgz"})
 _PACKED: Final = 12
 """Kineto's JSON is about this many times its gzip."""
-_MARKS: Final = tuple(re.compile(mark) for mark in (rb'"traceEvents"\s*:', rb'"coll_perf"\s*:', rb'"entries"\s*:'))
+_MARKS: Final = tuple(
+    re.compile(mark) for mark in (rb'"traceEvents"\s*:', rb'"(?:coll_perf|p2p_perf|dump_stats)"\s*:', rb'"entries"\s*:')
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +74,10 @@ def _which(data: bytes) -> int | None:
 def _read_stream(stream: ByteStream, options: ReadOptions) -> tuple[GpuTrace, ...]:
     data = stream.read(_SNIFF)
     first = data.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
+    if data.startswith(PICKLE_MAGIC):
+        from lagom_overlap.trace import flight_recorder_reader  # noqa: PLC0415 - what most runs never need
+
+        return flight_recorder_reader.read_flight_recorder(stream, data)
     if first not in (b"{", b"["):
         raise TraceError(f"{stream.name}: is not a trace: JSON is expected, it starts with {first!r}")
     if first == b"[":
@@ -77,15 +91,18 @@ def _read_stream(stream: ByteStream, options: ReadOptions) -> tuple[GpuTrace, ..
         which = _which(data)
     if which is None:
         raise TraceError(
-            f'{stream.name}: is not a trace: no "traceEvents" (Kineto), "coll_perf" (NCCL Inspector) or '
-            '"entries" (flight recorder) in it'
+            f'{stream.name}: is not a trace: no "traceEvents" (Kineto), "coll_perf" or "p2p_perf" (NCCL '
+            'Inspector) or "entries" (flight recorder) in it'
         )
     if which == 0:
         return read_kineto(stream, data, options.pattern, as_recorded=options.as_recorded)
-    from lagom_overlap.trace import collective_log_reader  # noqa: PLC0415 - what most runs never need
+    if which == 1:
+        from lagom_overlap.trace import inspector_reader  # noqa: PLC0415
 
-    read = collective_log_reader.read_inspector if which == 1 else collective_log_reader.read_flight_recorder
-    return read(stream, data)
+        return inspector_reader.read_inspector(stream, data)
+    from lagom_overlap.trace import flight_recorder_reader  # noqa: PLC0415
+
+    return flight_recorder_reader.read_flight_recorder(stream, data)
 
 
 _Read = GpuTrace | TraceError

@@ -102,6 +102,7 @@ def run_analyze(request: AnalyzeRequest, observe: Callable[[ReadProgress], None]
         what_ifs=_what_ifs(findings, groups, machine),
         unreachable_comm_s=seconds(unreachable_ns(findings.rows)),
         rank_skew_s=None if findings.rank_skew_ns is None else seconds(findings.rank_skew_ns),
+        hangs=tuple(map(str, findings.hangs)),
         warnings=findings.warnings,
         files=_files(request),
         against=None if other is None or compared is None else against_run(compared, _names(other)),

@@ -35,7 +35,8 @@ def collective_text(key: CollectiveKey, only: str | None = None) -> str:
     """A collective in a table: `"all_reduce 30 MiB 8ch default_pg"`; without its communicator if that is `only`."""
     size = f" {format_bytes(key.num_bytes)}" if key.num_bytes else ""
     channels = f" {key.num_channels}ch" if key.num_channels else ""
-    return f"{key.op}{size}{channels}" + ("" if key.communicator == only else f" {key.communicator}")
+    way = "".join(f" {word}" for word in (key.algorithm, key.protocol) if word)
+    return f"{key.op}{size}{channels}{way}" + ("" if key.communicator == only else f" {key.communicator}")
 
 
 def only_communicator(result: AnalyzeResult) -> str | None:
@@ -70,7 +71,12 @@ def headline(result: AnalyzeResult) -> str:
     timed = [rank for rank in findings.ranks if len(rank.trace.events)]
     if not timed:
         total = sum(row.total_ns for row in findings.rows)
-        return f"{time_text(total)} of collectives over {len(findings.ranks)} ranks; the files hold no timeline."
+        stands = [f"The job stands: {hang}." for hang in findings.hangs[:1]]
+        if len(findings.hangs) > 1:
+            stands.append(f"{len(findings.hangs) - 1} more groups wait, most likely for that.")
+        num = len(findings.ranks)
+        files = f"{time_text(total)} of collectives over {num} rank{'s' * (num > 1)}; the files hold no timeline."
+        return " ".join((*stands, files))
     found = job_measures(result)
     windows = sum(max(1, len(rank.steps)) for rank in timed)
     span = found.span_ns
