@@ -174,8 +174,8 @@ def _warnings(traces: Sequence[GpuTrace]) -> tuple[str, ...]:
         names = list(dict.fromkeys(f"{call.op} number {call.sequence} on {call.communicator}" for call in unfinished))
         more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
         found.append(
-            f"{len(unfinished)} call{'s' if len(unfinished) > 1 else ''} had not ended when recorded: no count, time or "
-            f"bandwidth has {'them' if len(unfinished) > 1 else 'it'}: {', '.join(names[:_MAX_NAMES])}{more}"
+            f"not ended when recorded, and in no count, time or bandwidth: {len(unfinished)} "
+            f"call{'s' if len(unfinished) > 1 else ''}, {', '.join(names[:_MAX_NAMES])}{more}"
         )
     unsure = sum(call.op == "unknown" for trace in traces for call in trace.calls)
     if unsure:

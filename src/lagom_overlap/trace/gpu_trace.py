@@ -196,6 +196,7 @@ class StreamWait:
 class GpuTrace:
     """One rank's trace.
 
+    `is_cpu`: threads stand in place of streams and operators in place of kernels (`cpu_trace.py`).
     `lost_launch_ns` are the times of launches whose kernels are not in the trace, `gpu_step_ns` where steps begin that
     are marked on the GPU's timeline. `frameworks` are words found in the CPU events that say which framework made them
     (`"FSDP"`, `"DDP"`), and `"ProcessGroupNCCL"` where that engine annotated its collectives: PyTorch 2.15's own one
@@ -212,6 +213,7 @@ class GpuTrace:
     gpu_name: str = ""
     num_sms: int | None = None
     nccl_version: str = ""
+    is_cpu: bool = False
     frameworks: frozenset[str] = frozenset()
     marked: tuple[MarkedEvent, ...] = ()
     waits: tuple[StreamWait, ...] = ()

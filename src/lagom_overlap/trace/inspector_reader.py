@@ -101,6 +101,7 @@ def _word(value: Any) -> str:
 def _call(header: _InspectorHeader, perf: _InspectorPerf | _InspectorP2p) -> CommCall:
     comm = header.comm_name
     communicator = comm if type(comm) is str and comm else f"comm {header.id}"
+    kind: CollectiveKind | None
     if isinstance(perf, _InspectorP2p):
         kind, op, sequence = CollectiveKind.SEND_RECV, CollectiveKind.SEND_RECV.value, to_int(perf.p2p_sn)
         size, time_us = perf.p2p_msg_size_bytes, perf.p2p_exec_time_us

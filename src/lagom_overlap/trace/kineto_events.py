@@ -183,13 +183,13 @@ class KinetoEvents:
             self.comm_args[first + at] = gpu[at].args.kept()
         self.launches.frombytes(calls.tobytes())
         self.kernel_launches.extend(
-            event.args.correlation
-            for event in launches
-            if event.args is not None and event.args.correlation > 0 and self._launches_kernel(event.name)
+            launch.args.correlation
+            for launch in launches
+            if launch.args is not None and launch.args.correlation > 0 and self._launches_kernel(launch.name)
         )
-        for event in others:
-            if event.name.startswith(_STEP_NAME):
-                self._take_gpu_step(event)
+        for mark in others:
+            if mark.name.startswith(_STEP_NAME):
+                self._take_gpu_step(mark)
         for event in telling:
             self._take_telling(event, event.name)
         self._take_shapes(cpu)

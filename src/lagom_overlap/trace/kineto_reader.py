@@ -35,6 +35,11 @@ from lagom_overlap.trace.kineto_events import KinetoEvents, LaunchedComm
 from lagom_overlap.trace.names import NCCL_PREFIXES, dtype_bytes, function_name, kind_of, op_of, reach_of, whole_bytes
 from lagom_overlap.trace.usual_events import CollectiveArgs
 
+
+class NoGpuEventError(TraceError):
+    """A trace of the CPU alone."""
+
+
 _NO_DESCRIPTION: Final = ("", "undefined", "None")
 
 
@@ -179,6 +184,7 @@ def read_kineto(
     What cannot be is left out or put right (`damage.py`) unless the events are wanted as recorded.
 
     Raises:
+        NoGpuEventError: if nothing ran on a GPU.
         TraceError: if the file is no trace, or its JSON is broken.
     """
     reader = EventReader(stream, prefix) if block_bytes is None else EventReader(stream, prefix, block_bytes)
@@ -191,7 +197,7 @@ def read_kineto(
     warnings.extend(f"{count} GPU events {why} were dropped" for why, count in sorted(builder.dropped.items()))
     if not len(builder.columns):
         cut = f" ({'; '.join(warnings)})" if warnings else ""
-        raise TraceError(
+        raise NoGpuEventError(
             f"{stream.name}: no GPU event among {builder.num_events} events{cut}; "
             "record with ProfilerActivity.CUDA, also on ROCm"
         )

@@ -19,13 +19,14 @@ from lagom_overlap.trace.files import (
     trace_paths,
 )
 from lagom_overlap.trace.gpu_trace import GpuTrace, short_name
-from lagom_overlap.trace.kineto_reader import read_kineto
+from lagom_overlap.trace.kineto_reader import NoGpuEventError, read_kineto
 from lagom_overlap.units import KIB, MIB
 
 _SNIFF: Final = 64 * KIB
 _MAX_SNIFF: Final = 64 * MIB
 _MAX_PATTERN: Final = 1000
 _MIN_PARALLEL: Final = 64 * MIB
+_CPU_ALONE: Final = "no GPU event, unlike the others"
 _ZIPPED: Final = frozenset({".gz", ".tgz"})
 _PACKED: Final = 12
 """Kineto's JSON is about this many times its gzip."""
@@ -119,10 +120,12 @@ def _read_all(path: Path, options: ReadOptions) -> Iterator[_Read]:
             return
         is_empty = True
         with open_streams(path, options.limits) as streams:
-            for stream in streams:
+            for index, stream in enumerate(streams):
                 is_empty = False
                 try:
                     traces = _read_stream(stream, options)
+                except NoGpuEventError as error:
+                    yield _read_cpu(path, index, error)
                 except TraceError as error:
                     yield error
                 else:
@@ -131,6 +134,16 @@ def _read_all(path: Path, options: ReadOptions) -> Iterator[_Read]:
             yield TraceError(f"{short_name(path)}: an archive without a trace in it")
     except TraceError as error:
         yield error
+
+
+def _read_cpu(path: Path, index: int, error: TraceError) -> _Read:
+    """A trace of the CPU alone: with gloo in it, it tells what overlaps."""
+    from lagom_overlap.trace.cpu_trace import read_cpu_trace  # noqa: PLC0415 - seldom needed, and imports this module
+
+    try:
+        return read_cpu_trace(path, index, error)
+    except TraceError as why:
+        return why
 
 
 def read_file(path: Path, options: ReadOptions) -> Iterator[GpuTrace]:
@@ -220,6 +233,9 @@ def read_traces(
                     trace=item.file if isinstance(item, GpuTrace) else None,
                 )
             )
+    if any(len(trace.events) and not trace.is_cpu for _, trace in found):
+        failed += [(index, TraceError(f"{trace.file}: {_CPU_ALONE}")) for index, trace in found if trace.is_cpu]
+        found = [(index, trace) for index, trace in found if not trace.is_cpu]
     failed.sort(key=lambda pair: pair[0])
     if not found:
         raise failed[0][1]

@@ -85,8 +85,9 @@ def headline(result: AnalyzeResult) -> str:
         f"exposed communication {time_text(found.exposed_comm_ns / windows)} "
         f"({percent_text(found.exposed_comm_ns, span)})",
         f"computation stretched by it {_stretch_text(findings.contention, stretched / windows, span / windows)}",
-        f"idle {time_text(found.idle_ns / windows)} ({percent_text(found.idle_ns, span)}, of it waiting for the CPU "
-        f"{percent_text(found.host_bound_ns, found.idle_ns)})",
+        f"idle {time_text(found.idle_ns / windows)} ({percent_text(found.idle_ns, span)}"
+        + ("" if timed[0].trace.is_cpu else f", of it waiting for the CPU {_host_text(found)}")
+        + ")",
     ]
     if found.copies_alone_ns >= _TELLING * span > 0:
         copies_ns = found.copies_alone_ns
@@ -100,6 +101,10 @@ def headline(result: AnalyzeResult) -> str:
     if not any(rank.trace.steps for rank in timed):
         subject, mean = "The whole trace", f"mean of {len(timed)} ranks" if len(timed) > 1 else "no steps marked"
     return f"{subject} takes {time_text(span / windows)} ({mean}): {', '.join(parts)}."
+
+
+def _host_text(found: Measures) -> str:
+    return percent_text(found.host_bound_ns, found.idle_ns)
 
 
 def _stretch_text(found: Contention, stretched_ns: float, span_ns: float) -> str:
