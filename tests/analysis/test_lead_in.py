@@ -28,7 +28,7 @@ def test_a_step_is_as_long_however_far_the_gpu_is_behind(num_behind):
     assert rank.measures.span_ns / found.num_windows == STEP
     assert rank.measures.exposed_comm_ns / found.num_windows == 400
     assert [row.count for row in found.rows] == [3]
-    assert any("behind the program" in warning for warning in found.warnings) is (num_behind > 0)
+    assert any("behind the CPU" in warning for warning in found.warnings) is (num_behind > 0)
 
 
 def test_a_little_that_comes_before_is_kept():

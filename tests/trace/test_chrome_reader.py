@@ -104,6 +104,37 @@ def test_broken_utf8_and_lone_backslashes_do_not_stop_the_reading():
     ]
 
 
+DIRT = {
+    "control characters in a text": (b'"k2"', b'"k2\x01\x0b\n\t"'),
+    "a comma before the closing bracket": (b"}]", b"},\n]"),
+    "two commas": (b'}, {"ph"', b'},, {"ph"'),
+    "a comma after the last argument": (b'"block": [256, 1, 1]}', b'"block": [256, 1, 1],}'),
+    "a comma after the opening bracket": (b'"traceEvents": [', b'"traceEvents": [,'),
+}
+
+
+@pytest.mark.parametrize("what", DIRT)
+@pytest.mark.parametrize("block", [64, 300, 1 << 20])
+def test_what_writers_leave_in_by_mistake_costs_no_event(what, block):
+    file = KinetoFile()
+    for n in range(6):
+        file.kernel(f"k{n}", n * 10, 5, launch=None)
+    clean = json.dumps({**file.top, "traceEvents": file.events, "last": {"a": 1}}).encode()
+    was, becomes = DIRT[what]
+    dirty = clean.replace(was, becomes)
+    assert dirty != clean
+    reader = reader_of(dirty, block)
+    found = [event.name.strip() for part in reader.blocks() for event in part]
+    assert found == [f"k{n}" for n in range(6)]
+    assert len(reader.warnings) == 1
+    assert "no event is lost" in reader.warnings[0]
+
+
+def test_commas_inside_texts_stay_where_another_one_is_mended():
+    data = b'[{"name": "f<a,]b,}>", "ph": "X"}, {"name": "g\\",]", "ph": "X"},]'
+    assert names(data) == ["f<a,]b,}>", 'g",]']
+
+
 def test_what_has_no_events_is_no_trace():
     with pytest.raises(TraceError, match='no "traceEvents"'):
         names(b'{"a": 1}')

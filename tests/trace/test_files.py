@@ -103,7 +103,7 @@ class _Explodes:
         (b"", "is empty"),
         (b"  \n ", "is empty"),
         (b"PK\x03\x04zip", "zip archive"),
-        (pickle.dumps(_Explodes()), "pickle"),
+        (pickle.dumps(_Explodes()), "refused, this pickle is no flight recorder dump"),
         (b"hello", "is not a trace"),
         (b'{"a": 1}', "is not a trace"),
         (b"{", "is not a trace"),
@@ -169,3 +169,34 @@ def test_links_in_a_tar_are_not_followed(tmp_path):
         archive.addfile(info)
     with pytest.raises(TraceError, match="without a trace"), open_streams(path):
         read_traces([path])
+
+
+def test_a_file_that_cannot_be_read_does_not_take_the_others_of_its_folder_down(tmp_path):
+    for rank in range(2):
+        file = KinetoFile(distributedInfo={"rank": rank, "world_size": 4})
+        file.kernel("k", 0, 5)
+        file.write(tmp_path / f"rank{rank}.json")
+    (tmp_path / "rank2.json").write_text('{"traceEvents": [{"ph": "X", "ts": nonsense}]}')
+    (tmp_path / "notes.json").write_text('{"epochs": 3}')
+    unread: list[str] = []
+    traces = read_traces([tmp_path], unread=unread)
+    assert [trace.rank for trace in traces] == [0, 1]
+    assert [line.partition(":")[0] for line in unread] == ["notes.json", "rank2.json"]
+    assert all(line.endswith("this file is left out") for line in unread)
+    with pytest.raises(TraceError, match=r"notes\.json: is not a trace"):
+        read_traces([tmp_path])
+    with pytest.raises(TraceError, match=r"notes\.json: is not a trace"):
+        read_traces([tmp_path / "notes.json", tmp_path / "rank2.json"], unread=[])
+
+
+def test_a_damaged_trace_in_an_archive_does_not_take_the_others_down(tmp_path):
+    file = KinetoFile()
+    file.kernel("k", 0, 5)
+    path = tmp_path / "run.tar.gz"
+    path.write_bytes(tar_gz({"rank0.json": b'{"traceEvents": [}', "rank1.json": file.to_json()}))
+    unread: list[str] = []
+    (trace,) = read_traces([path], unread=unread)
+    assert trace.rank is not None
+    assert trace.file == "run.tar.gz:rank1.json"
+    assert len(unread) == 1
+    assert "rank0.json" in unread[0]

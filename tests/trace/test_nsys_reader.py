@@ -1,3 +1,4 @@
+import json
 import sqlite3
 from pathlib import Path
 
@@ -109,3 +110,89 @@ def test_values_of_foreign_types_are_dropped(tmp_path):
     first, _ = read_traces([path])
     assert len(first.events) == 2
     assert any("were dropped" in text for text in first.warnings)
+
+
+@pytest.mark.parametrize("tables", [("KERNEL", "RUNTIME", "NVTX_EVENTS"), ("RUNTIME",), ("NVTX_EVENTS",)])
+def test_tables_that_end_in_a_version_are_read_as_the_plain_ones(tmp_path, tables):
+    plain, versioned = tmp_path / "plain.sqlite", tmp_path / "versioned.sqlite"
+    database(plain)
+    database(versioned)
+    with sqlite3.connect(versioned) as connection:
+        for table in tables:
+            name = table if table == "NVTX_EVENTS" else f"CUPTI_ACTIVITY_KIND_{table}"
+            connection.execute(f"ALTER TABLE {name} RENAME TO {name}_V3")
+    connection.close()
+    for ours, theirs in zip(read_traces([versioned]), read_traces([plain]), strict=True):
+        for column in ("start_ns", "end_ns", "launch_ns", "stream"):
+            assert getattr(ours.events, column).tolist() == getattr(theirs.events, column).tolist()
+        assert ours.steps == theirs.steps
+
+
+def test_of_two_versions_of_a_table_the_newer_counts(tmp_path):
+    path = database(tmp_path / "report.sqlite")
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL_V2 AS SELECT * FROM CUPTI_ACTIVITY_KIND_KERNEL")
+        connection.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL_V3 (start INTEGER, end INTEGER)")
+    connection.close()
+    assert [len(trace.events) for trace in read_traces([path])] == [3, 3]
+
+
+def payload(schema: int, *numbers: int) -> bytes:
+    body = b"".join(number.to_bytes(8, "little") for number in numbers)
+    return b"".join(number.to_bytes(8, "little") for number in (1, schema, len(body), 32)) + body
+
+
+def with_payloads(path: Path, *, as_json: bool) -> Path:
+    """NCCL's ranges: process 0 is rank 5 of 8 and 1 of 2, and calls an all-reduce of 4 MiB on the larger group."""
+    database(path)
+    thread = PROCESS[0] + 5
+    rows = [
+        (10, 20, "ncclCommInitRankConfig", payload(7, 0xABC, 8 + (5 << 32)), {"id": 0xABC, "ranks": 8, "rank": 5}),
+        (30, 40, "ncclCommInitRankConfig", payload(7, 0xDEF, 2 + (1 << 32)), {"id": 0xDEF, "ranks": 2, "rank": 1}),
+        (1500, 1900, "ncclAllReduce", payload(8, 0xABC, 4 << 20), {"id": 0xABC, "bytes": 4 << 20}),
+    ]
+    words = {
+        "id": "NCCL communicator ID",
+        "ranks": "No. of ranks",
+        "rank": "Rank",
+        "bytes": "Message size [bytes]",
+    }
+    with sqlite3.connect(path) as connection:
+        connection.executescript("""
+            ALTER TABLE NVTX_EVENTS ADD COLUMN jsonText TEXT;
+            ALTER TABLE NVTX_EVENTS ADD COLUMN binaryData BLOB;
+            CREATE TABLE NVTX_PAYLOAD_SCHEMA_ENTRIES (schemaId INTEGER, idx INTEGER, type INTEGER, name TEXT,
+              offset INTEGER);
+            INSERT INTO NVTX_PAYLOAD_SCHEMA_ENTRIES VALUES (7, 0, 18, 'NCCL communicator ID', NULL),
+              (7, 1, 5, 'No. of ranks', 8), (7, 2, 5, 'Rank', 12),
+              (8, 0, 18, 'NCCL communicator ID', NULL), (8, 1, 22, 'Message size [bytes]', 8);
+        """)
+        for start, end, name, data, fields in rows:
+            text = json.dumps({"payload": {words[key]: value for key, value in fields.items()}}) if as_json else None
+            connection.execute(
+                "INSERT INTO NVTX_EVENTS (start, end, text, globalTid, jsonText, binaryData) VALUES (?,?,?,?,?,?)",
+                (start, end, name, thread, text, None if as_json else data),
+            )
+        connection.execute("INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (1600, 1650, ?, 12, 2)", (thread,))
+    connection.close()
+    return path
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_nccls_nvtx_payloads_say_communicator_bytes_and_ranks(tmp_path, as_json):
+    other, ours = read_traces([with_payloads(tmp_path / "report.sqlite", as_json=as_json)])
+    assert (ours.rank, ours.world_size) == (5, 8)
+    assert other.rank == 1  # of which NCCL said nothing: the second process
+    (call,) = ours.calls
+    assert (call.op, call.communicator, call.num_ranks, call.num_bytes) == ("all_reduce", "comm abc", 8, 4 << 20)
+
+
+def test_graphs_that_were_recorded_whole_are_named(tmp_path):
+    path = database(tmp_path / "report.sqlite")
+    with sqlite3.connect(path) as connection:
+        connection.executescript("""
+            CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start INTEGER, end INTEGER);
+            INSERT INTO CUPTI_ACTIVITY_KIND_GRAPH_TRACE VALUES (1, 2), (3, 4);
+        """)
+    connection.close()
+    assert any("2 launches of CUDA graphs" in text for text in read_traces([path])[0].warnings)

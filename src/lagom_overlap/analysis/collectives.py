@@ -37,11 +37,13 @@ class CollectiveKey:
     num_threads: int
     num_ranks: int
     reach: KnobReach
+    algorithm: str = ""
+    protocol: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveRow:
-    """All calls of one key over all ranks; times in ns summed over ranks and calls.
+    """All finished calls of one key over all ranks; times in ns summed over ranks and calls.
 
     `exposed_ns` is each call's own time without concurrent computation: calls that are exposed at once each count it.
     `waiting_ns` is None where no call could be matched with its peers; `busbw_bytes_per_s` None where the bytes or the
@@ -69,6 +71,8 @@ def key_of(call: CommCall) -> CollectiveKey:
         num_threads=call.num_threads,
         num_ranks=call.num_ranks,
         reach=call.reach,
+        algorithm=call.algorithm,
+        protocol=call.protocol,
     )
 
 
@@ -116,12 +120,14 @@ def waiting_of_calls(traces: Sequence[GpuTrace]) -> tuple[tuple[int | None, ...]
     peers: Counter[tuple[object, ...]] = Counter()
     for trace, held in zip(traces, names, strict=True):
         for call, name in zip(trace.calls, held, strict=True):
+            if not call.is_finished:
+                continue
             peers[name] += 1
             shortest[name] = min(shortest.get(name, call.duration_ns), call.duration_ns)
 
     def waiting(call: CommCall, name: tuple[object, ...]) -> int | None:
         matched = call.sequence is not None or (call.communicator, call.ranks) in agreed
-        if not matched or call.kind is CollectiveKind.SEND_RECV:
+        if not matched or not call.is_finished or call.kind is CollectiveKind.SEND_RECV:
             return None
         if not _MIN_RANKS <= peers[name] <= (call.num_ranks or peers[name]):
             return None
@@ -149,7 +155,8 @@ def collective_rows(
     calls: dict[CollectiveKey, list[tuple[CommCall, int, int | None]]] = defaultdict(list)
     for trace, bare, waited in zip(traces, exposed, waiting, strict=True):
         for call, exposed_ns, waiting_ns in zip(trace.calls, bare.tolist(), waited, strict=True):
-            calls[key_of(call)].append((call, exposed_ns, waiting_ns))
+            if call.is_finished:
+                calls[key_of(call)].append((call, exposed_ns, waiting_ns))
     rows = [_row(key, held) for key, held in calls.items()]
     return tuple(sorted(rows, key=lambda row: (-row.total_ns, row.key)))
 

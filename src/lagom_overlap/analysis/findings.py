@@ -1,8 +1,8 @@
 """Everything that is known about a job after its traces were read: what the report shows and advice is drawn from."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
@@ -13,20 +13,25 @@ from lagom_overlap.analysis.collectives import (
     waiting_of_calls,
 )
 from lagom_overlap.analysis.contention import Contention, contention_of
+from lagom_overlap.analysis.hang import Hang, hangs_of
 from lagom_overlap.analysis.measures import (
     Measures,
     Occupation,
     StepMeasures,
     occupation_of,
     step_measures,
+    step_of_events,
     step_windows,
     whole,
 )
-from lagom_overlap.trace.gpu_trace import NS_PER_S, GpuEvents, GpuTrace, Int64
+from lagom_overlap.trace.gpu_trace import NS_PER_S, GpuTrace, Int64, only_rows
 from lagom_overlap.units import format_seconds
 
 _JUMP_NS: Final = 10 * NS_PER_S
 _JUMP_RATIO: Final = 10
+_MAX_NAMES: Final = 3
+_TORN: Final = 0.1
+"""A step that misses this share of its launches is no step."""
 _LEAST_STEPS: Final = 0.5
 """A lead-in shorter than this many steps is kept: the figures are then those of the whole trace."""
 
@@ -46,11 +51,12 @@ class RankFindings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """A job."""
+    """A job; `hangs` are calls that its ranks never ended, where the files know (flight recorder)."""
 
     ranks: tuple[RankFindings, ...]
     rows: tuple[CollectiveRow, ...]
     contention: Contention
+    hangs: tuple[Hang, ...] = ()
     warnings: tuple[str, ...]
 
     @property
@@ -83,9 +89,10 @@ def without_lead_in(trace: GpuTrace) -> GpuTrace:
     windows = step_windows(trace) if trace.steps else ()
     if not windows:
         return trace
-    first_ns = windows[0][1]
+    num_torn = _num_torn(trace, windows)
+    first_ns = windows[num_torn][1]
     lead_ns = first_ns - int(trace.events.start_ns[0])
-    if lead_ns < _LEAST_STEPS * (windows[-1][2] - first_ns) / len(windows):
+    if not num_torn and lead_ns < _LEAST_STEPS * (windows[-1][2] - first_ns) / len(windows):
         return trace
     num_left_out = int(np.searchsorted(trace.events.start_ns, first_ns))
     calls = tuple(
@@ -93,23 +100,39 @@ def without_lead_in(trace: GpuTrace) -> GpuTrace:
         for call in trace.calls
         if not 0 <= call.event < num_left_out
     )
+    names = ", ".join(str(window[0]) for window in windows[:num_torn])
     left_out = (
-        f"the GPU was {format_seconds(lead_ns / NS_PER_S)} behind the program when the profiler began: what it did by "
-        "then, of earlier steps, is left out"
+        f"step{'s' if num_torn > 1 else ''} {names} and what ran before are left out: most of their kernels are missing"
+        if num_torn
+        else f"the GPU was {format_seconds(lead_ns / NS_PER_S)} behind the CPU when the profiler began: what it did "
+        "by then, of earlier steps, is left out"
     )
+    kept = {window[0] for window in windows[num_torn:]}
     return replace(
-        trace, events=_rows_from(trace.events, num_left_out), calls=calls, warnings=(*trace.warnings, left_out)
+        trace,
+        steps=tuple(step for step in trace.steps if step.number in kept) if num_torn else trace.steps,
+        events=only_rows(trace.events, slice(num_left_out, None)),
+        calls=calls,
+        warnings=(*trace.warnings, left_out),
     )
 
 
-def _rows_from(events: GpuEvents, row: int) -> GpuEvents:
-    """The rows from this one on; names and streams stay as they are numbered."""
-    columns: dict[str, Any] = {
-        field.name: value[row:]
-        for field in fields(events)
-        if isinstance(value := getattr(events, field.name), np.ndarray)
-    }
-    return replace(events, **columns)
+def _num_torn(trace: GpuTrace, windows: Sequence[tuple[int, int, int]]) -> int:
+    """How many steps at the start miss much of their work: a profiler whose buffers were full drops what came first."""
+    if not trace.lost_launch_ns:
+        return 0
+    numbers = [step.number for step in trace.steps]
+    begins = np.array([step.start_ns for step in trace.steps], dtype=np.int64)
+    lost = np.searchsorted(begins, np.array(trace.lost_launch_ns, dtype=np.int64), side="right") - 1
+    ran = step_of_events(trace)
+    num_torn = 0
+    for number, _, _ in windows[:-1]:
+        index = numbers.index(number)
+        num_lost = int(np.count_nonzero(lost == index))
+        if num_lost < _TORN * (num_lost + int(np.count_nonzero(ran == index))):
+            break
+        num_torn += 1
+    return num_torn
 
 
 def _clock_warning(trace: GpuTrace) -> tuple[str, ...]:
@@ -146,6 +169,14 @@ def _warnings(traces: Sequence[GpuTrace]) -> tuple[str, ...]:
     repeated = sorted(rank for rank in known if sum(trace.rank == rank for trace in traces) > 1)
     if repeated:
         found.append(f"rank {repeated[0]} comes more than once: its times are added up")
+    unfinished = [call for trace in traces for call in trace.calls if not call.is_finished]
+    if unfinished:
+        names = list(dict.fromkeys(f"{call.op} number {call.sequence} on {call.communicator}" for call in unfinished))
+        more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+        found.append(
+            f"not ended when recorded, and in no count, time or bandwidth: {len(unfinished)} "
+            f"call{'s' if len(unfinished) > 1 else ''}, {', '.join(names[:_MAX_NAMES])}{more}"
+        )
     unsure = sum(call.op == "unknown" for trace in traces for call in trace.calls)
     if unsure:
         found.append(f"{unsure} communicating events do not say which collective they are; their op is 'unknown'")
@@ -183,5 +214,6 @@ def analyse(traces: Sequence[GpuTrace], *, seed: int = 0) -> Findings:
         ranks=ranks,
         rows=collective_rows(traces, exposed, waiting),
         contention=contention,
+        hangs=hangs_of(traces),
         warnings=_warnings(traces),
     )

@@ -6,7 +6,7 @@ Its conventions, found by running it and reading its output:
   and foreign collectives included, unless its name contains "Sync" or "Memcpy";
 - start = ceil(ts), end = floor(ts + dur) in whole microseconds, in float64;
 - with more than one profiler step only events launched before the last step begins are kept, and those without a known
-  launch are dropped;
+  launch are dropped; a step marked on the GPU's timeline counts as one of the CPU's, so that the last may begin later;
 - overlap = |union(comm) n union(compute)| / |union(comm)|; idle = span - |union(all)|; non_compute = span - idle -
   compute.
 
@@ -79,7 +79,8 @@ def hta_figures(trace: GpuTrace, *, rounded: bool = True) -> HtaFigures:
     of_name = np.array([order[hta_kind(name)] for name in events.names], dtype=np.int64)
     codes = np.concatenate((of_name[events.name], np.array([order[hta_kind(m.name)] for m in marked], dtype=np.int64)))
     if len({step.number for step in trace.steps}) > 1:
-        kept = (launch != NO_TIME) & (launch < max(step.start_ns for step in trace.steps))
+        last_ns = max(*(step.start_ns for step in trace.steps), *trace.gpu_step_ns)
+        kept = (launch != NO_TIME) & (launch < last_ns)
         start, end, codes = start[kept], end[kept], codes[kept]
     if rounded:
         start, end = _rounded(start, end)

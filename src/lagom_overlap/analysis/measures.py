@@ -6,8 +6,9 @@ counted apart from computation. An idle gap is host-bound as far as the CPU had 
 ends it.
 
 Step windows. The profiler marks steps on the CPU, the GPU lags behind. The GPU's step k begins where the first kernel
-launched in the CPU's step k starts, and ends where step k+1 begins (the last one: at the trace's end), so that steps
-share nothing and leave nothing out between the first and the last.
+launched in the CPU's step k starts after the main stream (the one that computes longest) has ended what was launched
+before, and ends where step k+1 begins (the last one: at the trace's end), so that steps share nothing and leave nothing
+out between the first and the last. A side stream may run ahead of the main one: that begins no step.
 """
 
 from dataclasses import dataclass, fields
@@ -15,7 +16,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from lagom_overlap.analysis.intervals import Intervals
-from lagom_overlap.trace.gpu_trace import NO_TIME, EventRole, GpuEvents, GpuTrace, Int64
+from lagom_overlap.trace.gpu_trace import NO_TIME, UNKNOWN, EventRole, GpuEvents, GpuTrace, Int64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +131,14 @@ def step_of_events(trace: GpuTrace) -> Int64:
     return (np.searchsorted(begins, at, side="right") - 1).astype(np.int64)
 
 
+def _main_stream(events: GpuEvents) -> int:
+    """The stream that computes longest; `UNKNOWN` where nothing computes."""
+    rows = events.rows(EventRole.COMPUTE)
+    if not len(rows):
+        return UNKNOWN
+    return int(np.argmax(np.bincount(events.stream[rows], (events.end_ns - events.start_ns)[rows].astype(np.float64))))
+
+
 def step_windows(trace: GpuTrace) -> tuple[tuple[int, int, int], ...]:
     """(number, start, end) of every step's window on the GPU; the whole trace as step 0 where no step has GPU work.
 
@@ -144,9 +153,18 @@ def step_windows(trace: GpuTrace) -> tuple[tuple[int, int, int], ...]:
     works, known = events.memory_op == 0, events.launch_ns != NO_TIME
     if known.any():
         works = works & known
+    main = np.flatnonzero((events.memory_op == 0) & (events.stream == _main_stream(events)))
+    if known.any():  # what the main stream runs first without a launch was launched before the profiler looked
+        step = np.where(
+            np.cumsum(known & (events.stream == _main_stream(events))) == 0, np.where(known, step, -1), step
+        )
     found: list[tuple[int, int]] = []
     for index, cpu_step in enumerate(trace.steps):
-        starts = events.start_ns[works & (step == index)]
+        mine = works & (step == index)
+        starts = events.start_ns[mine]
+        if np.any(mine[main]):
+            before = main[step[main] < index]
+            starts = starts[starts >= (events.end_ns[before].max() if len(before) else starts[0])]
         if len(starts) and (not found or starts[0] > found[-1][1]):
             found.append((cpu_step.number, int(starts[0])))
     if not found:

@@ -54,6 +54,7 @@ class AnalyzeResult(Drawn):
     what_ifs: tuple[WhatIf, ...] = ()
     unreachable_comm_s: float
     rank_skew_s: float | None
+    hangs: tuple[str, ...] = ()
     warnings: tuple[str, ...]
     files: tuple[Path, ...]
     against: AgainstRun | None = None

@@ -72,6 +72,8 @@ class CollectiveTimes:
     min_s: float
     busbw_bytes_per_s: float | None
     reach: str
+    algorithm: str
+    protocol: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +188,8 @@ def _collective_times(row: CollectiveRow, contention: Contention) -> CollectiveT
         min_s=seconds(row.min_ns),
         busbw_bytes_per_s=row.busbw_bytes_per_s,
         reach=row.key.reach.value,
+        algorithm=key.algorithm,
+        protocol=key.protocol,
     )
 
 

@@ -39,6 +39,10 @@ _BYTE: Final = re.compile(r"\(byte (\d+)\)")
 _SPACE: Final = b" \t\r\n"
 _BAD_NUMBER: Final = re.compile(rb"([:\[,]\s*)-?(?:nan(?:\(ind\))?|inf(?:inity)?)(?=\s*[,}\]])", re.IGNORECASE)
 _ESCAPE: Final = re.compile(rb'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})|\\')
+_EXTRA_COMMA: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|(?<=\[),|,(?=\s*[,\]}])', re.DOTALL)
+"""A text, which is left alone, or a comma with nothing before or behind it."""
+_CONTROLS_TO_SPACES: Final = bytes(max(byte, 0x20) for byte in range(256))
+"""JSON allows control characters between values only, where a space is as good."""
 
 
 class Args(CollectiveArgs, gc=False):
@@ -105,9 +109,14 @@ def _byte_of(error: Exception) -> int | None:
 
 
 def _repaired(data: bytes) -> bytes:
-    """The bytes with what profilers write and JSON forbids mended: nan, inf, lone backslashes, broken UTF-8."""
+    """The bytes with what profilers write and JSON forbids mended.
+
+    That is nan, inf, lone backslashes, control characters in texts, commas with nothing behind them, broken UTF-8.
+    """
+    data = data.translate(_CONTROLS_TO_SPACES)
     data = _BAD_NUMBER.sub(rb"\1null", data)
     data = _ESCAPE.sub(lambda found: found[0] if len(found[0]) > 1 else b"\\\\", data)
+    data = _EXTRA_COMMA.sub(lambda found: found[0] if found[0] != b"," else b" ", data)
     return data.decode("utf-8", errors="replace").encode()
 
 
@@ -244,7 +253,7 @@ class EventReader:
             return self._exactly(data), None
         except _DECODE_ERRORS as error:
             at = _byte_of(error)
-            if "trailing" not in str(error) or at is None:
+            if "trailing characters" not in str(error) or at is None:
                 raise
         end = len(data[: at - 1].rstrip(_SPACE))
         return self._exactly(data[:end]), data[end:]
@@ -258,7 +267,10 @@ class EventReader:
             if mended == data:
                 raise
         found = self._decode_to_end(mended)
-        self._warn_once("numbers or text that JSON forbids (nan, inf, lone backslash, broken UTF-8) were replaced")
+        self._warn_once(
+            "characters that JSON forbids (nan, inf, lone backslashes, control characters, extra commas, broken UTF-8) "
+            "were replaced; no event is lost"
+        )
         return found
 
     def _warn_once(self, text: str) -> None:

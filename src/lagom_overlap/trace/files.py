@@ -5,6 +5,7 @@ stream counts what it gives out and refuses to go on past `Limits`; a truncated 
 """
 
 import io
+import re
 import tarfile
 import zlib
 from collections.abc import Iterator
@@ -25,9 +26,12 @@ _PACKED_BLOCK: Final = 64 * KIB
 _TAR_MAGIC_AT: Final = 257
 _PEEK: Final = 512
 _TRACE_SUFFIXES: Final = (".json", ".json.gz", ".jsonl", ".jsonl.gz", ".log", ".tar.gz", ".tgz", ".tar", ".sqlite")
+PICKLE_MAGIC: Final = b"\x80"
+"""What the flight recorder writes unless told otherwise; read by an unpickler that runs nothing."""
+_DUMP_NAME: Final = re.compile(r"rank_?\d{1,8}$")
+"""How PyTorch names the flight recorder's dumps: `nccl_trace_rank_3`."""
 _FOREIGN: Final = {
     b"PK\x03\x04": "a zip archive; unpack it first",
-    b"\x80": "a pickle, which may run code when loaded; write it as JSON (the flight recorder's JSON dump)",
     b"7z\xbc\xaf": "a 7z archive; unpack it first",
     b"\xfd7zX": "an xz file; unpack it first",
     b"\x28\xb5\x2f\xfd": "a zstandard file; unpack it first",
@@ -197,6 +201,10 @@ def is_sqlite(path: Path) -> bool:
         raise TraceError(f"cannot read {str(path)!r}: {error.strerror}") from error
 
 
+def _is_named_like_a_trace(name: str) -> bool:
+    return name.endswith(_TRACE_SUFFIXES) or _DUMP_NAME.search(name) is not None
+
+
 def trace_paths(path: Path) -> tuple[Path, ...]:
     """The path itself, or, of a folder, every file in it that is named like a trace, in order of name.
 
@@ -209,7 +217,7 @@ def trace_paths(path: Path) -> tuple[Path, ...]:
         if not path.is_file():
             raise TraceError(f"{str(path)!r} is no regular file")
         return (path,)
-    found = tuple(sorted(p for p in path.iterdir() if p.is_file() and p.name.endswith(_TRACE_SUFFIXES)))
+    found = tuple(sorted(p for p in path.iterdir() if p.is_file() and _is_named_like_a_trace(p.name)))
     if not found:
         allowed = ", ".join(_TRACE_SUFFIXES)
         raise TraceError(f"folder {str(path)!r} holds no trace (folders in it are not searched); allowed: {allowed}")

@@ -4,10 +4,11 @@ Every reader of `trace/` ends here, and `analysis/` starts here. Columns instead
 millions. Times are integers, so that sums and differences are exact.
 """
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -18,6 +19,8 @@ Int64 = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 Bools = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 
+RANK_IN_NAME: Final = re.compile(r"(?:rank|worker)[_\-]?(\d+)", re.IGNORECASE)
+"""How a file's name says whose it is."""
 NS_PER_S: Final = 10**9
 """Nanoseconds in a second; dividing by it rounds correctly, multiplying by 1e-9 does not."""
 NO_TIME: Final = int(np.iinfo(np.int64).min)
@@ -112,6 +115,16 @@ class GpuEvents:
         return int(self.end_ns.max() - self.start_ns[0]) if len(self) else 0
 
 
+def only_rows(events: GpuEvents, rows: "Int64 | slice") -> GpuEvents:
+    """Some of the events; names and streams stay as they are numbered."""
+    columns: dict[str, Any] = {
+        field.name: value[rows]
+        for field in fields(events)
+        if isinstance(value := getattr(events, field.name), np.ndarray)
+    }
+    return replace(events, **columns)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommCall:
     """One collective as one rank ran it.
@@ -119,7 +132,9 @@ class CommCall:
     `event` is its row among the GPU's events, `UNKNOWN` where the file has no timeline (NCCL Inspector, flight
     recorder). `op` is the name in our words (`"all_reduce"`, `"gather"`, `"unknown"`), `kind` the same as a
     `CollectiveKind` where there is one. `num_bytes` is the whole tensor, as `Collective.num_bytes` means it. A number
-    that the trace does not say is 0; `sequence` None. `ranks` is empty where unknown.
+    that the trace does not say is 0; `sequence` None. `ranks` is empty where unknown. `algorithm` and `protocol` are
+    NCCL's words where the file has them. A call that is not `is_finished` is in no sum: its
+    duration is not known.
     """
 
     event: int
@@ -135,6 +150,10 @@ class CommCall:
     num_threads: int = 0
     dtype: str = ""
     sequence: int | None = None
+    algorithm: str = ""
+    protocol: str = ""
+    is_started: bool = True
+    is_finished: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,9 +196,11 @@ class StreamWait:
 class GpuTrace:
     """One rank's trace.
 
-    `frameworks` are words found in the CPU events that say which framework made them (`"FSDP"`, `"DDP"`), and
-    `"ProcessGroupNCCL"` where that engine annotated its collectives: PyTorch 2.15's own one does not. `format`
-    names the file format in words.
+    `is_cpu`: threads stand in place of streams and operators in place of kernels (`cpu_trace.py`).
+    `lost_launch_ns` are the times of launches whose kernels are not in the trace, `gpu_step_ns` where steps begin that
+    are marked on the GPU's timeline. `frameworks` are words found in the CPU events that say which framework made them
+    (`"FSDP"`, `"DDP"`), and `"ProcessGroupNCCL"` where that engine annotated its collectives: PyTorch 2.15's own one
+    does not. `format` names the file format in words.
     """
 
     file: str
@@ -192,9 +213,12 @@ class GpuTrace:
     gpu_name: str = ""
     num_sms: int | None = None
     nccl_version: str = ""
+    is_cpu: bool = False
     frameworks: frozenset[str] = frozenset()
     marked: tuple[MarkedEvent, ...] = ()
     waits: tuple[StreamWait, ...] = ()
+    lost_launch_ns: tuple[int, ...] = ()
+    gpu_step_ns: tuple[int, ...] = ()
     warnings: tuple[str, ...] = ()
 
 

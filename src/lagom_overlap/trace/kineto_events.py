@@ -43,6 +43,7 @@ from lagom_overlap.trace.names import NCCL_PREFIXES, is_communication
 from lagom_overlap.trace.usual_events import (
     CPU_TYPES,
     GPU_TYPES,
+    LAUNCH_CATEGORIES,
     LAUNCH_TYPES,
     OTHER_TYPES,
     PASSED_TYPES,
@@ -62,7 +63,7 @@ _CPU, _LAUNCH, _KERNEL, _COPY, _SET, _SYNC, _OTHER = range(7)
 _GPU: Final = frozenset({_KERNEL, _COPY, _SET})
 _CATEGORIES: Final = {
     **dict.fromkeys(("cpu_op", "Operator", "user_annotation", "cpu_instant_event"), _CPU),
-    **dict.fromkeys(("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "Runtime", "runtime"), _LAUNCH),
+    **dict.fromkeys(LAUNCH_CATEGORIES, _LAUNCH),
     **dict.fromkeys(("kernel", "Kernel"), _KERNEL),
     **dict.fromkeys(("gpu_memcpy", "Memcpy"), _COPY),
     **dict.fromkeys(("gpu_memset", "Memset"), _SET),
@@ -70,8 +71,12 @@ _CATEGORIES: Final = {
 }
 _NO_ARGS: Final = Args()
 _WAIT_NAME: Final = "Stream Wait Event"
-_TELLING: Final = (*NCCL_PREFIXES, "record_param_comms", "ProfilerStep", "FSDP::", "DistributedDataParallel")
+_GPU_ANNOTATION: Final = "gpu_user_annotation"
+_STEP_NAME: Final = "ProfilerStep"
+_TELLING: Final = (*NCCL_PREFIXES, "record_param_comms", _STEP_NAME, "FSDP::", "DistributedDataParallel")
 _STEP: Final = re.compile(r"ProfilerStep\s?#\s?(\d+)")
+_LAUNCHES_KERNEL: Final = re.compile(r"launch\w*kernel|kernel\w*launch", re.IGNORECASE)
+"""Calls that put one kernel on a stream; graphs, host functions and copies have other names."""
 _COMPUTE, _COMM, _MEMORY = (ROLE_CODES[role] for role in (EventRole.COMPUTE, EventRole.COMM, EventRole.MEMORY))
 _NUM_ROLES: Final = len(ROLE_CODES)
 _MAX_COMM_OP_DEPTH: Final = 8
@@ -133,6 +138,9 @@ class KinetoEvents:
     codes: dict[str, int] = field(default_factory=dict)
     comm_args: dict[int, CollectiveArgs] = field(default_factory=dict)
     launches: "array[int]" = field(default_factory=lambda: array("q"))
+    kernel_launches: "array[int]" = field(default_factory=lambda: array("q"))
+    launches_kernel: dict[str, bool] = field(default_factory=dict)
+    gpu_step_ns: list[int] = field(default_factory=list)
     shape_external: "array[int]" = field(default_factory=lambda: array("q"))
     shape_of: "array[int]" = field(default_factory=lambda: array("q"))
     shapes: dict[bytes, int] = field(default_factory=dict)
@@ -174,6 +182,14 @@ class KinetoEvents:
         for at in np.flatnonzero(columns["role"] == _COMM).tolist():
             self.comm_args[first + at] = gpu[at].args.kept()
         self.launches.frombytes(calls.tobytes())
+        self.kernel_launches.extend(
+            launch.args.correlation
+            for launch in launches
+            if launch.args is not None and launch.args.correlation > 0 and self._launches_kernel(launch.name)
+        )
+        for mark in others:
+            if mark.name.startswith(_STEP_NAME):
+                self._take_gpu_step(mark)
         for event in telling:
             self._take_telling(event, event.name)
         self._take_shapes(cpu)
@@ -281,6 +297,8 @@ class KinetoEvents:
             args = event.args
             if kind != _OTHER:
                 takers[kind](event, args or _NO_ARGS)
+            elif category == _GPU_ANNOTATION and type(event.name) is str and event.name.startswith(_STEP_NAME):
+                self._take_gpu_step(event)
             if kind not in _GPU and args is not None and args.stream is not None:
                 self._take_marked(event, args)
 
@@ -300,6 +318,19 @@ class KinetoEvents:
             return self.threads.setdefault(key, len(self.threads))
         except TypeError:
             return UNKNOWN
+
+    def _launches_kernel(self, name: Any) -> bool:
+        """Whether a call of this name puts one kernel on a stream."""
+        known = self.launches_kernel.get(name) if type(name) is str else False
+        if known is None:
+            known = self.launches_kernel[name] = _LAUNCHES_KERNEL.search(name) is not None
+        return known
+
+    def _take_gpu_step(self, event: TraceEvent | OtherEvent) -> None:
+        """A step as it is marked on the GPU's timeline: HTA takes it for a step of the CPU unless it has a stream."""
+        start_ns = to_ns(event.ts)
+        if start_ns is not None and (event.args is None or event.args.stream is None):
+            self.gpu_step_ns.append(start_ns)
 
     def _take_marked(self, event: TraceEvent | CpuEvent | LaunchEvent | OtherEvent, args: Args | MarkedArgs) -> None:
         start_ns, length_ns = to_ns(event.ts), to_ns(event.dur)
@@ -322,6 +353,8 @@ class KinetoEvents:
         correlation = to_int(args.correlation)
         if correlation > 0 and (start_ns := to_ns(event.ts)) is not None:
             self.launches.extend((correlation, start_ns, self._thread(event)))
+            if self._launches_kernel(event.name):
+                self.kernel_launches.append(correlation)
 
     def _take_sync(self, event: TraceEvent | SyncEvent, args: Args | SyncArgs) -> None:
         """A wait of a stream for an event that another one recorded; events of no stream are left out."""
@@ -365,7 +398,7 @@ class KinetoEvents:
             self._take_comm_op(event, name)
             if name.startswith(NCCL_PREFIXES[0]):
                 self.frameworks.add("ProcessGroupNCCL")
-        elif name.startswith("ProfilerStep"):
+        elif name.startswith(_STEP_NAME):
             self._take_step(event, name)
         else:
             self.frameworks.add("FSDP" if name.startswith("FSDP::") else "DDP")

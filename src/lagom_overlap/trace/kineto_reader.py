@@ -16,15 +16,30 @@ import numpy as np
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.errors import TraceError
 from lagom_overlap.trace.chrome_reader import EventReader
+from lagom_overlap.trace.damage import lost_launches, mend
 from lagom_overlap.trace.event_columns import join, launches_of
 from lagom_overlap.trace.fields import num_elements, to_int, to_ranks
 from lagom_overlap.trace.files import ByteStream
-from lagom_overlap.trace.gpu_trace import NO_TIME, ROLE_CODES, UNKNOWN, CommCall, EventRole, GpuEvents, GpuTrace, Int64
+from lagom_overlap.trace.gpu_trace import (
+    NO_TIME,
+    RANK_IN_NAME,
+    ROLE_CODES,
+    UNKNOWN,
+    CommCall,
+    EventRole,
+    GpuEvents,
+    GpuTrace,
+    Int64,
+)
 from lagom_overlap.trace.kineto_events import KinetoEvents, LaunchedComm
 from lagom_overlap.trace.names import NCCL_PREFIXES, dtype_bytes, function_name, kind_of, op_of, reach_of, whole_bytes
 from lagom_overlap.trace.usual_events import CollectiveArgs
 
-_RANK_IN_NAME: Final = re.compile(r"(?:rank|worker)[_\-]?(\d+)", re.IGNORECASE)
+
+class NoGpuEventError(TraceError):
+    """A trace of the CPU alone."""
+
+
 _NO_DESCRIPTION: Final = ("", "undefined", "None")
 
 
@@ -143,12 +158,33 @@ def _device_of(properties: Any, device: int) -> tuple[str, int | None]:
     return name if type(name) is str else "", sms if sms > 0 else None
 
 
+def _lost_launches(held: KinetoEvents) -> tuple[tuple[int, ...], int]:
+    """(times of launches of kernels that are not in the file, launches of kernels in all).
+
+    What was launched after the last kernel began may not have run before the profiler stopped.
+    """
+    launches = np.unique(np.frombuffer(held.kernel_launches, dtype=np.int64))
+    seen = held.columns.column("correlation")
+    at_ns = launches_of(launches, held.call_correlation, held.call_ns)
+    last_ns = int(held.columns.column("start_ns").max()) if len(seen) else 0
+    lost = ~np.isin(launches, seen) & (at_ns < last_ns)
+    return tuple(np.sort(at_ns[lost]).tolist()), len(launches)
+
+
 def read_kineto(
-    stream: ByteStream, prefix: bytes, pattern: re.Pattern[str] | None = None, *, block_bytes: int | None = None
+    stream: ByteStream,
+    prefix: bytes,
+    pattern: re.Pattern[str] | None = None,
+    *,
+    block_bytes: int | None = None,
+    as_recorded: bool = False,
 ) -> tuple[GpuTrace, ...]:
     """The traces in one Kineto file: one, or one for every device that ran kernels.
 
+    What cannot be is left out or put right (`damage.py`) unless the events are wanted as recorded.
+
     Raises:
+        NoGpuEventError: if nothing ran on a GPU.
         TraceError: if the file is no trace, or its JSON is broken.
     """
     reader = EventReader(stream, prefix) if block_bytes is None else EventReader(stream, prefix, block_bytes)
@@ -161,14 +197,14 @@ def read_kineto(
     warnings.extend(f"{count} GPU events {why} were dropped" for why, count in sorted(builder.dropped.items()))
     if not len(builder.columns):
         cut = f" ({'; '.join(warnings)})" if warnings else ""
-        raise TraceError(
+        raise NoGpuEventError(
             f"{stream.name}: no GPU event among {builder.num_events} events{cut}; "
             "record with ProfilerActivity.CUDA, also on ROCm"
         )
     builder.index_comm_ops()
     info = reader.header.distributed_info if type(reader.header.distributed_info) is dict else {}
     rank, world = to_int(info.get("rank")), to_int(info.get("world_size"))
-    named = _RANK_IN_NAME.search(stream.name)
+    named = RANK_IN_NAME.search(stream.name)
     if rank < 0 and named is not None and len(named[1]) < 8:
         rank = int(named[1])
     launch = launches_of(
@@ -178,13 +214,20 @@ def read_kineto(
     )
     shape = builder.shape_column()
     devices = builder.columns.devices()
+    steps = tuple(sorted(builder.steps.values(), key=lambda step: step.start_ns))
+    lost_ns, num_launches = _lost_launches(builder)
     version = info.get("nccl_version")
     found = []
     for device in devices:
         built, added = builder.columns.build(launch, shape, device=device if len(devices) > 1 else None)
         gpu_name, num_sms = _device_of(reader.header.device_properties, device)
+        if not as_recorded:
+            mended = mend(built)
+            built, added = mended.events, added[mended.rows]
         early = int(np.count_nonzero((built.launch_ns != NO_TIME) & (built.launch_ns > built.start_ns)))
-        more = [f"{early} GPU events start before their launch: the clocks of CPU and GPU disagree"] if early else []
+        more = [] if as_recorded else list(mended.warnings)
+        more += lost_launches(steps, lost_ns, num_launches)
+        more += [f"{early} GPU events start before their launch: the clocks of CPU and GPU disagree"] if early else []
         found.append(
             GpuTrace(
                 file=stream.name if len(devices) == 1 else f"{stream.name} (gpu {device})",
@@ -192,7 +235,7 @@ def read_kineto(
                 rank=rank if rank >= 0 else None,
                 events=built,
                 calls=_calls(builder, built, added, world if world > 1 else None),
-                steps=tuple(sorted(builder.steps.values(), key=lambda step: step.start_ns)),
+                steps=steps,
                 world_size=world if world > 0 else None,
                 gpu_name=gpu_name,
                 num_sms=num_sms,
@@ -200,6 +243,8 @@ def read_kineto(
                 frameworks=frozenset(builder.frameworks),
                 marked=builder.marked_events(),
                 waits=tuple(sorted(builder.waits, key=lambda wait: wait.correlation)),
+                lost_launch_ns=lost_ns,
+                gpu_step_ns=tuple(builder.gpu_step_ns),
                 warnings=(*warnings, *more),
             )
         )

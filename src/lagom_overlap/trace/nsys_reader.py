@@ -1,9 +1,11 @@
 """Nsight Systems reports, exported with `nsys export --type sqlite`.
 
 Tables read (Nsight Systems' exporter schema): CUPTI_ACTIVITY_KIND_KERNEL, _MEMCPY, _MEMSET, _RUNTIME, StringIds,
-NVTX_EVENTS, TARGET_INFO_GPU. Times are nanoseconds already. Process ids are the upper bits of `globalPid`. One trace is
-made for every (process, device). Nsight knows no ranks and no NCCL metadata: ranks are the order of processes, kinds
-come from kernel names, steps from NVTX ranges named like `ProfilerStep#3`, `step 3` or `iteration 3`.
+NVTX_EVENTS, NVTX_PAYLOAD_SCHEMA_ENTRIES, TARGET_INFO_GPU; any of them may end in a version (`_V3`). Times are
+nanoseconds already. Process ids are the upper bits of `globalPid`. One trace is made for every (process, device).
+Ranks, communicators and bytes come from NCCL's NVTX ranges where they were recorded (`nvtx_payloads.py`); else ranks
+are the order of processes and kinds come from kernel names. Steps are NVTX ranges named like `ProfilerStep#3`,
+`step 3` or `iteration 3`.
 
 The file is opened read-only and immutable; a schema with views in place of tables is refused, because a view may
 compute without end.
@@ -11,15 +13,18 @@ compute without end.
 
 import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from lagom_overlap.errors import TraceError
+from lagom_overlap.trace.damage import mend
 from lagom_overlap.trace.event_columns import MAX_EVENT_NS, MAX_NAME, MAX_NS, EventColumns, launches_of
 from lagom_overlap.trace.gpu_trace import (
+    NO_TIME,
+    RANK_IN_NAME,
     ROLE_CODES,
     UNKNOWN,
     CommCall,
@@ -30,12 +35,18 @@ from lagom_overlap.trace.gpu_trace import (
     short_name,
 )
 from lagom_overlap.trace.names import function_name, is_communication, kind_of, op_of, reach_of
+from lagom_overlap.trace.nvtx_payloads import NcclRanges
 
+_NCCL: Final = "nccl"
 _KERNELS: Final = "CUPTI_ACTIVITY_KIND_KERNEL"
 _COPIES: Final = "CUPTI_ACTIVITY_KIND_MEMCPY"
 _SETS: Final = "CUPTI_ACTIVITY_KIND_MEMSET"
 _CALLS: Final = "CUPTI_ACTIVITY_KIND_RUNTIME"
-_TABLES: Final = (_KERNELS, _COPIES, _SETS, _CALLS, "StringIds", "NVTX_EVENTS", "TARGET_INFO_GPU")
+_GRAPHS: Final = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+_RANGES: Final = "NVTX_EVENTS"
+_LAYOUTS: Final = "NVTX_PAYLOAD_SCHEMA_ENTRIES"
+_TABLES: Final = (_KERNELS, _COPIES, _SETS, _CALLS, _GRAPHS, "StringIds", _RANGES, _LAYOUTS, "TARGET_INFO_GPU")
+_VERSION: Final = re.compile(r"_V\d{1,4}$")
 _STEP: Final = re.compile(
     r"^(?:ProfilerStep\s?#\s?|(?:train[_ ])?(?:step|iteration|iter)[ _:#]*)(\d{1,12})\b", re.IGNORECASE
 )
@@ -43,6 +54,7 @@ _COPY_KINDS: Final = {1: "Memcpy HtoD", 2: "Memcpy DtoH", 8: "Memcpy DtoD", 10: 
 _MAX_ROWS: Final = 50_000_000
 _BATCH: Final = 50_000
 _PROCESS_SHIFT: Final = 24
+_MAX_DIGITS: Final = 8
 
 
 class _Database:
@@ -56,8 +68,11 @@ class _Database:
             rows = self._connection.execute("SELECT name, type FROM sqlite_master LIMIT 10000").fetchall()
         except sqlite3.Error as error:
             raise TraceError(f"{self.name}: damaged SQLite file: {error}") from error
-        self.tables = {name for name, kind in rows if kind == "table"}
-        foreign = sorted(name for name, kind in rows if kind != "table" and name in _TABLES)
+        named = [(name, kind) for name, kind in rows if type(name) is str and _VERSION.sub("", name) in _TABLES]
+        foreign = sorted(name for name, kind in named if kind != "table")
+        self.tables: dict[str, list[str]] = {}
+        for name, _ in sorted(named, key=lambda row: (len(row[0]), row[0]), reverse=True):  # the newest first
+            self.tables.setdefault(_VERSION.sub("", name), []).append(name)
         if foreign:
             raise TraceError(f"{self.name}: refused, {foreign[0]} is not a table")
 
@@ -65,17 +80,20 @@ class _Database:
         self._connection.close()
 
     def rows(self, table: str, columns: tuple[str, ...]) -> Iterator[tuple[Any, ...]]:
-        """The rows of a table of `_TABLES`; a column that this version of Nsight does not write is None."""
-        if table not in self.tables:
-            return
-        try:
-            held = {row[1] for row in self._connection.execute(f"PRAGMA table_info({table})")}
-            wanted = ", ".join(column if column in held else "NULL" for column in columns)
-            cursor = self._connection.execute(f"SELECT {wanted} FROM {table} LIMIT {_MAX_ROWS}")
-            while batch := cursor.fetchmany(_BATCH):
-                yield from batch
-        except (sqlite3.Error, OverflowError) as error:
-            raise TraceError(f"{self.name}: damaged SQLite file in {table}: {error}") from error
+        """The rows of a table of `_TABLES`, of its newest version that has any; a column that is not there is None."""
+        for name in self.tables.get(table, ()):
+            try:
+                held = {row[1] for row in self._connection.execute(f"PRAGMA table_info({name})")}
+                wanted = ", ".join(f'"{column}"' if column in held else "NULL" for column in columns)
+                cursor = self._connection.execute(f"SELECT {wanted} FROM {name} LIMIT {_MAX_ROWS}")
+                is_empty = True
+                while batch := cursor.fetchmany(_BATCH):
+                    is_empty = False
+                    yield from batch
+                if not is_empty:
+                    return
+            except (sqlite3.Error, OverflowError) as error:
+                raise TraceError(f"{self.name}: damaged SQLite file in {name}: {error}") from error
 
 
 def _number(value: Any, default: int = UNKNOWN) -> int:
@@ -148,32 +166,46 @@ class _Reader:
                     correlation=_number(correlation),
                 )
 
-    def calls(self) -> dict[int, tuple[list[int], list[int]]]:
-        """(correlations, starts) of the CPU's calls by process."""
-        found: dict[int, tuple[list[int], list[int]]] = {}
+    def calls(self) -> dict[int, tuple[list[int], list[int], dict[int, int]]]:
+        """(correlations, starts, thread by correlation) of the CPU's calls by process."""
+        found: dict[int, tuple[list[int], list[int], dict[int, int]]] = {}
         for start, correlation, thread in self._database.rows(_CALLS, ("start", "correlationId", "globalTid")):
             began, number = _number(start, -MAX_NS), _number(correlation)
             if began > -MAX_NS and number > 0:
-                held = found.setdefault(_number(thread, 0) >> _PROCESS_SHIFT, ([], []))
+                held = found.setdefault(_number(thread, 0) >> _PROCESS_SHIFT, ([], [], {}))
                 held[0].append(number)
                 held[1].append(began)
+                held[2].setdefault(number, _number(thread, 0))
         return found
 
-    def steps(self) -> dict[int, tuple[ProfilerStep, ...]]:
-        """The steps that NVTX ranges name, by process."""
+    def ranges(self) -> tuple[dict[int, tuple[ProfilerStep, ...]], NcclRanges]:
+        """The steps that NVTX ranges name, by process, and NCCL's own ranges."""
         found: dict[int, dict[int, ProfilerStep]] = {}
-        for start, end, text, text_id, thread in self._database.rows(
-            "NVTX_EVENTS", ("start", "end", "text", "textId", "globalTid")
-        ):
+        nccl = NcclRanges()
+        nccl.take_layouts(self._database.rows(_LAYOUTS, ("schemaId", "type", "name", "offset")))
+        columns = ("start", "end", "text", "textId", "globalTid", "jsonText", "jsonTextId", "binaryData")
+        for start, end, text, text_id, thread, json, json_id, payload in self._database.rows(_RANGES, columns):
             words = text if type(text) is str else self._texts.get(text_id, "")
-            named = _STEP.match(words)
             interval = _interval(start, end)
-            if named is not None and interval is not None:
+            if interval is None:
+                continue
+            process = _number(thread, 0) >> _PROCESS_SHIFT
+            named = _STEP.match(words)
+            if named is not None:
                 step = ProfilerStep(number=int(named[1]), start_ns=interval[0], end_ns=interval[1])
-                found.setdefault(_number(thread, 0) >> _PROCESS_SHIFT, {}).setdefault(step.number, step)
-        return {
+                found.setdefault(process, {}).setdefault(step.number, step)
+            elif words.startswith(_NCCL):
+                fields = json if type(json) is str else self._texts.get(json_id)
+                nccl.take(_number(thread, 0), process, interval, words, (fields, payload))
+        nccl.sort()
+        steps = {
             process: tuple(sorted(held.values(), key=lambda step: step.start_ns)) for process, held in found.items()
         }
+        return steps, nccl
+
+    def num_graphs(self) -> int:
+        """Launches of CUDA graphs that were recorded whole, without their kernels."""
+        return sum(1 for _ in self._database.rows(_GRAPHS, ("start",)))
 
     def devices(self) -> dict[int, tuple[str, int | None]]:
         """(name, SMs) of every GPU."""
@@ -183,25 +215,41 @@ class _Reader:
         }
 
 
-def _calls_of(events: GpuEvents) -> tuple[CommCall, ...]:
-    return tuple(
-        CommCall(
-            event=int(row),
-            op=op_of(function_name(name)),
-            kind=kind_of(function_name(name)),
-            communicator=events.streams[int(events.stream[row])],
-            reach=reach_of(name, kind_of(function_name(name))),
-            duration_ns=int(events.end_ns[row] - events.start_ns[row]),
-            num_channels=int(events.grid[row].prod()),
-            num_threads=int(events.block[row].prod()),
+def _calls_of(events: GpuEvents, threads: Mapping[int, int], ranges: NcclRanges, process: int) -> tuple[CommCall, ...]:
+    found = []
+    for row in events.rows(EventRole.COMM).tolist():
+        name = events.names[int(events.name[row])]
+        launch_ns = int(events.launch_ns[row])
+        thread = threads.get(int(events.correlation[row]))
+        call = None if thread is None or launch_ns == NO_TIME else ranges.around(thread, launch_ns)
+        words = function_name(name)
+        if call is not None and op_of(words) == "unknown" and op_of(call.name) != "unknown":
+            words = call.name
+        kind, stream = kind_of(words), events.streams[int(events.stream[row])]
+        communicator = (call.communicator if call else "") or stream
+        num_ranks = max(0, ranges.groups.get((process, communicator), (0, -1))[0])
+        given = 0 if call is None or call.num_bytes >= MAX_NS else call.num_bytes
+        if kind is not None and (kind.traits.takes_part or kind.traits.leaves_part):
+            given *= num_ranks  # NCCL counts what one rank gives or keeps
+        found.append(
+            CommCall(
+                event=row,
+                op=op_of(words),
+                kind=kind,
+                communicator=communicator,
+                reach=reach_of(name, kind),
+                duration_ns=int(events.end_ns[row] - events.start_ns[row]),
+                num_ranks=num_ranks,
+                num_bytes=given,
+                num_channels=int(events.grid[row].prod()),
+                num_threads=int(events.block[row].prod()),
+            )
         )
-        for row in events.rows(EventRole.COMM)
-        for name in (events.names[int(events.name[row])],)
-    )
+    return tuple(found)
 
 
-def read_nsys(path: Path, pattern: re.Pattern[str] | None = None) -> tuple[GpuTrace, ...]:
-    """One trace for every (process, device) of an Nsight Systems SQLite export.
+def read_nsys(path: Path, pattern: re.Pattern[str] | None = None, *, as_recorded: bool = False) -> tuple[GpuTrace, ...]:
+    """One trace for every (process, device) of an Nsight Systems SQLite export; `as_recorded` as of `read_kineto`.
 
     Raises:
         TraceError: if the file is damaged, or holds no GPU event.
@@ -214,13 +262,16 @@ def read_nsys(path: Path, pattern: re.Pattern[str] | None = None) -> tuple[GpuTr
             raise TraceError(
                 f"{database.name}: no GPU event in it; record with --trace=cuda,nvtx (and --cuda-graph-trace=node)"
             )
-        calls, steps, devices = reader.calls(), reader.steps(), reader.devices()
+        calls, devices, num_graphs = reader.calls(), reader.devices(), reader.num_graphs()
+        steps, ranges = reader.ranges()
     finally:
         database.close()
     found: list[GpuTrace] = []
+    is_only = len(reader.columns) == 1 and len(next(iter(reader.columns.values())).devices()) == 1
     for process in sorted(reader.columns):
         columns = reader.columns[process]
-        correlations, starts = calls.get(process, ([], []))
+        correlations, starts, threads = calls.get(process, ([], [], {}))
+        known = ranges.rank_of(process)
         launch = launches_of(
             columns.column("correlation"),
             np.asarray(correlations, dtype=np.int64),
@@ -229,7 +280,22 @@ def read_nsys(path: Path, pattern: re.Pattern[str] | None = None) -> tuple[GpuTr
         for device in columns.devices():
             events, _ = columns.build(launch, columns.column("shape"), device=device)
             gpu_name, num_sms = devices.get(device, ("", None))
-            warnings = [f"Nsight names no ranks: process {len(found)} in order is called rank {len(found)}"]
+            rank = len(found) if known is None else known[0]
+            named = RANK_IN_NAME.search(database.name) if known is None and is_only else None
+            if named is not None and len(named[1]) < _MAX_DIGITS:
+                rank = int(named[1])
+            warnings = []
+            if known is None and named is None:
+                warnings.append(f"the file names no ranks: process {rank} in order is called rank {rank}")
+            if not as_recorded:
+                mended = mend(events)
+                events = mended.events
+                warnings.extend(mended.warnings)
+            if num_graphs:
+                warnings.append(
+                    f"{num_graphs} launches of CUDA graphs were recorded without their kernels, which no figure "
+                    "counts; record with --cuda-graph-trace=node"
+                )
             if reader.dropped:
                 warnings.append(
                     f"{reader.dropped} GPU events without a duration, or with one below 0 or over a day, were dropped"
@@ -238,9 +304,10 @@ def read_nsys(path: Path, pattern: re.Pattern[str] | None = None) -> tuple[GpuTr
                 GpuTrace(
                     file=f"{database.name} (gpu {device})",
                     format="Nsight Systems",
-                    rank=len(found),
+                    rank=rank,
+                    world_size=None if known is None else known[1],
                     events=events,
-                    calls=_calls_of(events),
+                    calls=_calls_of(events, threads, ranges, process),
                     steps=steps.get(process, ()),
                     gpu_name=gpu_name,
                     num_sms=num_sms,

@@ -31,9 +31,9 @@ from lagom_overlap.workload import Phase
 _OPERATOR: Final = frozenset({"cpu_op", "Operator"})
 _ANNOTATION: Final = "user_annotation"
 _GPU: Final = frozenset({"kernel", "Kernel", "gpu_memcpy", "Memcpy", "gpu_memset", "Memset"})
-_COLLECTIVE: Final = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::")
+COLLECTIVE_PREFIXES: Final = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::")
 _WAITS: Final = frozenset({"wait_tensor", "_wrap_tensor_autograd"})
-_RUNS: Final = "gloo:"
+RUN_PREFIX: Final = "gloo:"
 _BACKWARD: Final = "autograd::engine::evaluate_function"
 _OPTIMIZER: Final = "Optimizer.step"
 _STEP: Final = "ProfilerStep"
@@ -79,7 +79,7 @@ class TracedOperators:
 
 
 @dataclass(slots=True)
-class _Span:
+class CpuSpan:
     """A CPU event on its thread."""
 
     name: str
@@ -87,28 +87,32 @@ class _Span:
     end_ns: int
     external: int
     args: Args | None
+    is_operator: bool = True
     phase: Phase | None = None
     kernel_ns: int = 0
 
     @property
     def duration_ns(self) -> int:
+        """Its length."""
         return self.end_ns - self.start_ns
 
     @property
     def short(self) -> str:
+        """Its name without namespaces."""
         return self.name.rpartition("::")[2]
 
 
 @dataclass(slots=True)
-class _Held:
+class CpuEvents:
     """What is kept of a file while its events pass by."""
 
-    threads: dict[tuple[Any, Any], list[_Span]] = field(default_factory=lambda: defaultdict(list))
-    steps: list[tuple[int, int]] = field(default_factory=list)
+    threads: dict[tuple[Any, Any], list[CpuSpan]] = field(default_factory=lambda: defaultdict(list))
+    steps: list[tuple[int, int, str]] = field(default_factory=list)
     kernel_ns: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     num_kernels: int = 0
 
     def take(self, events: Iterable[TraceEvent]) -> None:
+        """Keeps what matters of some events."""
         for event in events:
             if event.ph != "X" or type(event.name) is not str or type(event.cat) is not str:
                 continue
@@ -121,7 +125,7 @@ class _Held:
                 if external > 0 and external != to_int(event.args.correlation if event.args else None):
                     self.kernel_ns[external] += length_ns
             elif event.cat == _ANNOTATION and event.name.startswith(_STEP):
-                self.steps.append((start_ns, start_ns + length_ns))
+                self.steps.append((start_ns, start_ns + length_ns, event.name))
             elif event.cat in _OPERATOR or event.cat == _ANNOTATION:
                 self._keep(event, start_ns, start_ns + length_ns)
 
@@ -133,7 +137,7 @@ class _Held:
             thread = self.threads[event.pid, event.tid]
         except TypeError:  # a thread named by a list: no profiler writes it
             return
-        thread.append(_Span(event.name, start_ns, end_ns, _external(args), args))
+        thread.append(CpuSpan(event.name, start_ns, end_ns, _external(args), args, event.cat != _ANNOTATION))
 
 
 def _external(args: Args | None) -> int:
@@ -152,7 +156,7 @@ def read_operators(path: Path, wanted: Iterable[str]) -> TracedOperators:
         raise TraceError(f"{str(path)!r} is a folder; name the trace of one rank")
     if path.exists() and is_sqlite(path):
         raise TraceError(f"{short_name(path)}: an Nsight file has no PyTorch operators; record with torch.profiler")
-    held, header, name = _read(path)
+    held, header, name = read_cpu_events(path)
     if not any(held.threads.values()):
         raise TraceError(f"{name}: no PyTorch operator in it; record with ProfilerActivity.CPU and record_shapes=True")
     asked = {kernel.replace(".", "::", 1) for kernel in wanted}
@@ -171,7 +175,7 @@ def read_operators(path: Path, wanted: Iterable[str]) -> TracedOperators:
             phase=span.phase,
         )
         for span in _inside(taken, held.steps)
-        for shapes, sizes in [_tensors(span.args)]
+        for shapes, sizes in [tensors_of(span.args)]
     ]
     return TracedOperators(
         file=name,
@@ -182,10 +186,17 @@ def read_operators(path: Path, wanted: Iterable[str]) -> TracedOperators:
     )
 
 
-def _read(path: Path) -> tuple[_Held, Header, str]:
-    held, header, name = _Held(), Header(), ""
+def read_cpu_events(path: Path, index: int | None = None) -> tuple[CpuEvents, Header, str]:
+    """(what is kept of a trace, what stands next to its events, its name): of the only one in the file, or by number.
+
+    Raises:
+        TraceError: if the file cannot be read, or holds several traces and no number says which.
+    """
+    held, header, name = CpuEvents(), Header(), ""
     with open_streams(path) as streams:
-        for stream in streams:
+        for number, stream in enumerate(streams):
+            if index is not None and number != index:
+                continue
             if name:
                 raise TraceError(f"{short_name(path)}: more than one trace in it; name the trace of one rank")
             name = stream.name
@@ -193,19 +204,38 @@ def _read(path: Path) -> tuple[_Held, Header, str]:
             for events in reader.blocks():
                 held.take(events)
             header = reader.header
+            if index is not None:
+                break
     if not name:
         raise TraceError(f"{short_name(path)}: an archive without a trace in it")
     return held, header, name
 
 
-def _walk(held: _Held, asked: set[str]) -> tuple[list[_Span], list[_Span], list[_Span]]:
+def pairs_of_runs(held: CpuEvents) -> list[tuple[CpuSpan, CpuSpan]]:
+    """Each call of a collective with gloo's run of it."""
+    _, calls, runs = _walk(held, set())
+    return _paired(calls, runs)
+
+
+def _paired(calls: Sequence[CpuSpan], runs: Sequence[CpuSpan]) -> list[tuple[CpuSpan, CpuSpan]]:
+    """Each call with the first run that begins behind it and belongs to no earlier call: gloo keeps their order."""
+    found = []
+    waiting = iter(runs)
+    for call in calls:
+        run = next((run for run in waiting if run.start_ns >= call.start_ns), None)
+        if run is not None:
+            found.append((call, run))
+    return found
+
+
+def _walk(held: CpuEvents, asked: set[str]) -> tuple[list[CpuSpan], list[CpuSpan], list[CpuSpan]]:
     """(operators that were asked for, calls of collectives, gloo's runs of them), each in order of start."""
     has_autograd = any(span.name.startswith(_BACKWARD) for spans in held.threads.values() for span in spans)
-    taken: list[_Span] = []
-    calls: list[_Span] = []
-    runs: list[_Span] = []
+    taken: list[CpuSpan] = []
+    calls: list[CpuSpan] = []
+    runs: list[CpuSpan] = []
     for spans in held.threads.values():
-        stack: list[tuple[_Span, _Span | None, Phase | None]] = []
+        stack: list[tuple[CpuSpan, CpuSpan | None, Phase | None]] = []
         for span in sorted(spans, key=lambda span: (span.start_ns, -span.end_ns)):
             while stack and stack[-1][0].end_ns <= span.start_ns:
                 stack.pop()
@@ -228,20 +258,20 @@ def _walk(held: _Held, asked: set[str]) -> tuple[list[_Span], list[_Span], list[
 
 
 def _list_of(
-    span: _Span, asked: set[str], taken: list[_Span], calls: list[_Span], runs: list[_Span]
-) -> list[_Span] | None:
-    if span.name.startswith(_COLLECTIVE):
+    span: CpuSpan, asked: set[str], taken: list[CpuSpan], calls: list[CpuSpan], runs: list[CpuSpan]
+) -> list[CpuSpan] | None:
+    if span.name.startswith(COLLECTIVE_PREFIXES):
         return calls
-    if span.name.startswith(_RUNS):
+    if span.name.startswith(RUN_PREFIX):
         return runs
     return taken if span.name in asked else None
 
 
-def _inside(spans: Sequence[_Span], steps: Sequence[tuple[int, int]]) -> list[_Span]:
+def _inside(spans: Sequence[CpuSpan], steps: Sequence[tuple[int, int, str]]) -> list[CpuSpan]:
     """Those that start in one of the profiler's steps, or all where there are none."""
     if not steps:
         return list(spans)
-    return [span for span in spans if any(start <= span.start_ns < end for start, end in steps)]
+    return [span for span in spans if any(start <= span.start_ns < end for start, end, _ in steps)]
 
 
 def _num_ranks(header: Header) -> int:
@@ -250,24 +280,24 @@ def _num_ranks(header: Header) -> int:
     return max(0, to_int(info.get("world_size"))) if to_int(info.get("pg_count")) == 1 else 0
 
 
-def _cpu_collectives(calls: Sequence[_Span], runs: Sequence[_Span], num_ranks: int) -> tuple[TracedCollective, ...]:
-    """Each call with the first run that begins behind it and belongs to no earlier call: gloo keeps their order."""
+def num_bytes_of(span: CpuSpan, kind: CollectiveKind | None, num_ranks: int) -> int:
+    """The bytes of a call's whole tensor: where in and out are both given, the whole one is the larger."""
+    shapes, sizes = tensors_of(span.args)
+    given = [num_elements(list(shape)) * size for shape, size in zip(shapes, sizes, strict=True)]
+    if span.name.startswith("c10d::"):
+        return max(given, default=0)
+    return whole_bytes(kind, sum(given), 0, num_ranks)
+
+
+def _cpu_collectives(calls: Sequence[CpuSpan], runs: Sequence[CpuSpan], num_ranks: int) -> tuple[TracedCollective, ...]:
     found = []
-    waiting = iter(runs)
-    for call in calls:
+    for call, run in _paired(calls, runs):
         kind = kind_of(call.short)
-        run = next((run for run in waiting if run.start_ns >= call.start_ns), None)
-        if run is None or kind is None:
+        if kind is None or not run.duration_ns:
             continue
-        shapes, sizes = _tensors(call.args)
-        given = [num_elements(list(shape)) * size for shape, size in zip(shapes, sizes, strict=True)]
-        if call.name.startswith("c10d::"):  # in and out are both given: the whole one is the larger
-            num_bytes = max(given, default=0)
-        else:
-            num_bytes = whole_bytes(kind, sum(given), 0, num_ranks)
+        num_bytes = num_bytes_of(call, kind, num_ranks)
         seconds = run.duration_ns / NS_PER_S
-        if seconds > 0:
-            found.append(TracedCollective(kind=kind, seconds=seconds, num_bytes=num_bytes, num_ranks=num_ranks))
+        found.append(TracedCollective(kind=kind, seconds=seconds, num_bytes=num_bytes, num_ranks=num_ranks))
     return tuple(found)
 
 
@@ -295,7 +325,7 @@ def _is_in_step(trace: GpuTrace, event: int) -> bool:
     return not trace.steps or any(step.start_ns <= at_ns < step.end_ns for step in trace.steps)
 
 
-def _tensors(args: Args | None) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
+def tensors_of(args: Args | None) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
     """(shapes, bytes an element) of the tensors among an operator's arguments, those in lists one by one."""
     dims = bytes(args.input_dims) if args is not None else b""
     if args is None or len(dims) <= 2:

@@ -9,26 +9,41 @@ from pathlib import Path
 from typing import Final
 
 from lagom_overlap.errors import TraceError
-from lagom_overlap.trace.files import DEFAULT_LIMITS, ByteStream, Limits, is_sqlite, open_streams, trace_paths
+from lagom_overlap.trace.files import (
+    DEFAULT_LIMITS,
+    PICKLE_MAGIC,
+    ByteStream,
+    Limits,
+    is_sqlite,
+    open_streams,
+    trace_paths,
+)
 from lagom_overlap.trace.gpu_trace import GpuTrace, short_name
-from lagom_overlap.trace.kineto_reader import read_kineto
+from lagom_overlap.trace.kineto_reader import NoGpuEventError, read_kineto
 from lagom_overlap.units import KIB, MIB
 
 _SNIFF: Final = 64 * KIB
 _MAX_SNIFF: Final = 64 * MIB
 _MAX_PATTERN: Final = 1000
 _MIN_PARALLEL: Final = 64 * MIB
+_CPU_ALONE: Final = "no GPU event, unlike the others"
 _ZIPPED: Final = frozenset({".gz", ".tgz"})
 _PACKED: Final = 12
 """Kineto's JSON is about this many times its gzip."""
-_MARKS: Final = tuple(re.compile(mark) for mark in (rb'"traceEvents"\s*:', rb'"coll_perf"\s*:', rb'"entries"\s*:'))
+_MARKS: Final = tuple(
+    re.compile(mark) for mark in (rb'"traceEvents"\s*:', rb'"(?:coll_perf|p2p_perf|dump_stats)"\s*:', rb'"entries"\s*:')
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """How to read: the user's own word for communication, and how much a file may unpack to."""
+    """How to read: the user's own word for communication, and how much a file may unpack to.
+
+    `as_recorded` leaves in what cannot be, as other tools do.
+    """
 
     pattern: re.Pattern[str] | None = None
+    as_recorded: bool = False
     limits: Limits = DEFAULT_LIMITS
 
 
@@ -60,10 +75,14 @@ def _which(data: bytes) -> int | None:
 def _read_stream(stream: ByteStream, options: ReadOptions) -> tuple[GpuTrace, ...]:
     data = stream.read(_SNIFF)
     first = data.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
+    if data.startswith(PICKLE_MAGIC):
+        from lagom_overlap.trace import flight_recorder_reader  # noqa: PLC0415 - what most runs never need
+
+        return flight_recorder_reader.read_flight_recorder(stream, data)
     if first not in (b"{", b"["):
         raise TraceError(f"{stream.name}: is not a trace: JSON is expected, it starts with {first!r}")
     if first == b"[":
-        return read_kineto(stream, data, options.pattern)
+        return read_kineto(stream, data, options.pattern, as_recorded=options.as_recorded)
     which = _which(data)
     while which is None and len(data) < _MAX_SNIFF:
         more = stream.read(MIB)
@@ -73,15 +92,58 @@ def _read_stream(stream: ByteStream, options: ReadOptions) -> tuple[GpuTrace, ..
         which = _which(data)
     if which is None:
         raise TraceError(
-            f'{stream.name}: is not a trace: no "traceEvents" (Kineto), "coll_perf" (NCCL Inspector) or '
-            '"entries" (flight recorder) in it'
+            f'{stream.name}: is not a trace: no "traceEvents" (Kineto), "coll_perf" or "p2p_perf" (NCCL '
+            'Inspector) or "entries" (flight recorder) in it'
         )
     if which == 0:
-        return read_kineto(stream, data, options.pattern)
-    from lagom_overlap.trace import collective_log_reader  # noqa: PLC0415 - what most runs never need
+        return read_kineto(stream, data, options.pattern, as_recorded=options.as_recorded)
+    if which == 1:
+        from lagom_overlap.trace import inspector_reader  # noqa: PLC0415
 
-    read = collective_log_reader.read_inspector if which == 1 else collective_log_reader.read_flight_recorder
-    return read(stream, data)
+        return inspector_reader.read_inspector(stream, data)
+    from lagom_overlap.trace import flight_recorder_reader  # noqa: PLC0415
+
+    return flight_recorder_reader.read_flight_recorder(stream, data)
+
+
+_Read = GpuTrace | TraceError
+"""What comes of a file: its traces, and why a part of it cannot be read."""
+
+
+def _read_all(path: Path, options: ReadOptions) -> Iterator[_Read]:
+    """The traces of one file; of an archive, those that can be read and an error for each that cannot."""
+    try:
+        if is_sqlite(path):
+            from lagom_overlap.trace.nsys_reader import read_nsys  # noqa: PLC0415 - sqlite3, which most runs never need
+
+            yield from read_nsys(path, options.pattern, as_recorded=options.as_recorded)
+            return
+        is_empty = True
+        with open_streams(path, options.limits) as streams:
+            for index, stream in enumerate(streams):
+                is_empty = False
+                try:
+                    traces = _read_stream(stream, options)
+                except NoGpuEventError as error:
+                    yield _read_cpu(path, index, error)
+                except TraceError as error:
+                    yield error
+                else:
+                    yield from traces
+        if is_empty:
+            yield TraceError(f"{short_name(path)}: an archive without a trace in it")
+    except TraceError as error:
+        yield error
+
+
+def _read_cpu(path: Path, index: int, error: TraceError) -> _Read:
+    """A trace of the CPU alone: with gloo in it, it tells what overlaps."""
+    from lagom_overlap.trace.cpu_trace import read_cpu_trace  # noqa: PLC0415 - seldom needed, and imports this module
+
+    try:
+        return read_cpu_trace(path, index, error)
+    except TraceError as why:
+        return why
 
 
 def read_file(path: Path, options: ReadOptions) -> Iterator[GpuTrace]:
@@ -90,19 +152,10 @@ def read_file(path: Path, options: ReadOptions) -> Iterator[GpuTrace]:
     Raises:
         TraceError: if it cannot be read, or holds no trace.
     """
-    if is_sqlite(path):
-        from lagom_overlap.trace.nsys_reader import read_nsys  # noqa: PLC0415 - sqlite3, which most runs never need
-
-        yield from read_nsys(path, options.pattern)
-        return
-    num_traces = 0
-    with open_streams(path, options.limits) as streams:
-        for stream in streams:
-            for trace in _read_stream(stream, options):
-                num_traces += 1
-                yield trace
-    if not num_traces:
-        raise TraceError(f"{short_name(path)}: an archive without a trace in it")
+    for item in _read_all(path, options):
+        if isinstance(item, TraceError):
+            raise item
+        yield item
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,10 +171,10 @@ def _ignore(_: ReadProgress) -> None:
     """Tells nobody."""
 
 
-def _one_by_one(files: Sequence[Path], options: ReadOptions) -> Generator[tuple[int, GpuTrace | None], None, None]:
+def _one_by_one(files: Sequence[Path], options: ReadOptions) -> Generator[tuple[int, _Read | None], None, None]:
     for index, file in enumerate(files):
-        for trace in read_file(file, options):
-            yield index, trace
+        for item in _read_all(file, options):
+            yield index, item
         yield index, None
 
 
@@ -138,14 +191,17 @@ def read_traces(
     observe: Callable[[ReadProgress], None] = _ignore,
     *,
     num_jobs: int = 1,
+    unread: list[str] | None = None,
 ) -> tuple[GpuTrace, ...]:
     """All traces of the given files and folders, in order of rank; the same for any number of jobs.
+
+    `unread` takes a line for each file that cannot be read while others can; without it that is an error.
 
     With several jobs, files that are large enough are read by that many processes; call it from a module that can be
     imported without running it (`if __name__ == "__main__"`), as `multiprocessing` asks.
 
     Raises:
-        TraceError: if a file cannot be read.
+        TraceError: if a file cannot be read, or with `unread` none can.
         ValueError: if the number of jobs is below 1.
     """
     if num_jobs < 1:
@@ -158,23 +214,32 @@ def read_traces(
 
         parts = read_in_processes(files, partial(_read_all, options=options), num_jobs)
     found: list[tuple[int, GpuTrace]] = []
+    failed: list[tuple[int, TraceError]] = []
     num_done = 0
     with closing(parts):
-        for index, trace in parts:
-            if trace is None:
+        for index, item in parts:
+            if item is None:
                 num_done += 1
+            elif isinstance(item, TraceError):
+                if unread is None:
+                    raise item
+                failed.append((index, item))
             else:
-                found.append((index, trace))
+                found.append((index, item))
             observe(
                 ReadProgress(
                     num_done=num_done,
                     num_files=len(files),
-                    trace=None if trace is None else trace.file,
+                    trace=item.file if isinstance(item, GpuTrace) else None,
                 )
             )
+    if any(len(trace.events) and not trace.is_cpu for _, trace in found):
+        failed += [(index, TraceError(f"{trace.file}: {_CPU_ALONE}")) for index, trace in found if trace.is_cpu]
+        found = [(index, trace) for index, trace in found if not trace.is_cpu]
+    failed.sort(key=lambda pair: pair[0])
+    if not found:
+        raise failed[0][1]
+    if unread is not None:
+        unread.extend(f"{error}; this file is left out" for _, error in failed)
     found.sort(key=lambda pair: (pair[1].rank is None, pair[1].rank or 0, pair[0]))
     return tuple(trace for _, trace in found)
-
-
-def _read_all(file: Path, options: ReadOptions) -> Iterator[GpuTrace]:
-    return read_file(file, options)

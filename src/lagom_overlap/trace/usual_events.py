@@ -14,6 +14,12 @@ import msgspec
 
 from lagom_overlap.trace.gpu_trace import UNKNOWN
 
+LAUNCH_CATEGORIES: Final = (
+    *("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "Runtime", "runtime"),
+    *("xpu_runtime", "xpu_driver", "mtia_runtime", "glow_runtime", "privateuse1_runtime", "privateuse1_driver"),
+)
+"""Calls of an accelerator's runtime or driver (kineto, libkineto/include/ActivityType.h, and older spellings)."""
+
 
 class CollectiveArgs(msgspec.Struct, gc=False):
     """What any event may say of a collective; types differ between tools, so they are checked where used."""
@@ -129,7 +135,7 @@ _CATEGORIES: Final[dict[type[msgspec.Struct], tuple[str, ...]]] = {
     _Copy: ("gpu_memcpy", "Memcpy"),
     _Set: ("gpu_memset", "Memset"),
     CpuEvent: ("cpu_op", "Operator", "user_annotation"),
-    LaunchEvent: ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "Runtime", "runtime"),
+    LaunchEvent: LAUNCH_CATEGORIES,
     OtherEvent: ("gpu_user_annotation", "overhead", "Trace"),
     SyncEvent: ("cuda_sync",),
     _Passed: ("ac2g", "async_cpu_to_gpu", "async_gpu", "fwdbwd", "forward_backward", "python_function", "Python"),

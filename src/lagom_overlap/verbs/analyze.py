@@ -68,18 +68,25 @@ def run_analyze(request: AnalyzeRequest, observe: Callable[[ReadProgress], None]
     if request.out is not None:
         check_new_folder(request.out)
     machine = _machine(request)
-    options = ReadOptions(pattern=compile_pattern(request.pattern), limits=request.limits)
+    options = ReadOptions(
+        pattern=compile_pattern(request.pattern),
+        limits=request.limits,
+        as_recorded=request.compat is Compat.HTA,  # HTA mends nothing
+    )
     rename = _renaming(request)
 
+    unread: list[str] = []
+
     def read(paths: tuple[Path, ...]) -> tuple[GpuTrace, ...]:
-        return tuple(rename(trace) for trace in read_traces(paths, options, observe, num_jobs=request.num_jobs))
+        held = read_traces(paths, options, observe, num_jobs=request.num_jobs, unread=unread)
+        return tuple(rename(trace) for trace in held)
 
     traces = read(request.traces)
     if request.compat is Compat.HTA and not any(len(trace.events) for trace in traces):
         raise TraceError("--compat hta needs a trace with a timeline; HTA reads Kineto traces only")
     findings = analyse(traces, seed=request.seed)
     filled = _filled(findings, machine)
-    findings = replace(findings, warnings=findings.warnings + filled.sentences)
+    findings = replace(findings, warnings=_unread(unread, request) + findings.warnings + filled.sentences)
     other = analyse(read(request.against), seed=request.seed) if request.against else None
     compared = None if other is None else against(findings, other, seed=request.seed)
     groups = overlap_groups(findings)
@@ -95,6 +102,7 @@ def run_analyze(request: AnalyzeRequest, observe: Callable[[ReadProgress], None]
         what_ifs=_what_ifs(findings, groups, machine),
         unreachable_comm_s=seconds(unreachable_ns(findings.rows)),
         rank_skew_s=None if findings.rank_skew_ns is None else seconds(findings.rank_skew_ns),
+        hangs=tuple(map(str, findings.hangs)),
         warnings=findings.warnings,
         files=_files(request),
         against=None if other is None or compared is None else against_run(compared, _names(other)),
@@ -105,6 +113,13 @@ def run_analyze(request: AnalyzeRequest, observe: Callable[[ReadProgress], None]
 
         write_analysis(request.out, _record(request), result, seed=request.seed)
     return result
+
+
+def _unread(lines: list[str], request: AnalyzeRequest) -> tuple[str, ...]:
+    """The files that could not be read, by name unless names are to be left out."""
+    if request.is_anonymous and lines:
+        return (f"files that cannot be read are left out: {len(lines)}",)
+    return tuple(lines)
 
 
 def _renaming(request: AnalyzeRequest) -> Callable[[GpuTrace], GpuTrace]:

@@ -35,7 +35,8 @@ def collective_text(key: CollectiveKey, only: str | None = None) -> str:
     """A collective in a table: `"all_reduce 30 MiB 8ch default_pg"`; without its communicator if that is `only`."""
     size = f" {format_bytes(key.num_bytes)}" if key.num_bytes else ""
     channels = f" {key.num_channels}ch" if key.num_channels else ""
-    return f"{key.op}{size}{channels}" + ("" if key.communicator == only else f" {key.communicator}")
+    way = "".join(f" {word}" for word in (key.algorithm, key.protocol) if word)
+    return f"{key.op}{size}{channels}{way}" + ("" if key.communicator == only else f" {key.communicator}")
 
 
 def only_communicator(result: AnalyzeResult) -> str | None:
@@ -70,7 +71,12 @@ def headline(result: AnalyzeResult) -> str:
     timed = [rank for rank in findings.ranks if len(rank.trace.events)]
     if not timed:
         total = sum(row.total_ns for row in findings.rows)
-        return f"{time_text(total)} of collectives over {len(findings.ranks)} ranks; the files hold no timeline."
+        stands = [f"The job stands: {hang}." for hang in findings.hangs[:1]]
+        if len(findings.hangs) > 1:
+            stands.append(f"{len(findings.hangs) - 1} more groups wait, most likely for that.")
+        num = len(findings.ranks)
+        files = f"{time_text(total)} of collectives over {num} rank{'s' * (num > 1)}; the files hold no timeline."
+        return " ".join((*stands, files))
     found = job_measures(result)
     windows = sum(max(1, len(rank.steps)) for rank in timed)
     span = found.span_ns
@@ -79,8 +85,9 @@ def headline(result: AnalyzeResult) -> str:
         f"exposed communication {time_text(found.exposed_comm_ns / windows)} "
         f"({percent_text(found.exposed_comm_ns, span)})",
         f"computation stretched by it {_stretch_text(findings.contention, stretched / windows, span / windows)}",
-        f"idle {time_text(found.idle_ns / windows)} ({percent_text(found.idle_ns, span)}, of it waiting for the CPU "
-        f"{percent_text(found.host_bound_ns, found.idle_ns)})",
+        f"idle {time_text(found.idle_ns / windows)} ({percent_text(found.idle_ns, span)}"
+        + ("" if timed[0].trace.is_cpu else f", of it waiting for the CPU {_host_text(found)}")
+        + ")",
     ]
     if found.copies_alone_ns >= _TELLING * span > 0:
         copies_ns = found.copies_alone_ns
@@ -94,6 +101,10 @@ def headline(result: AnalyzeResult) -> str:
     if not any(rank.trace.steps for rank in timed):
         subject, mean = "The whole trace", f"mean of {len(timed)} ranks" if len(timed) > 1 else "no steps marked"
     return f"{subject} takes {time_text(span / windows)} ({mean}): {', '.join(parts)}."
+
+
+def _host_text(found: Measures) -> str:
+    return percent_text(found.host_bound_ns, found.idle_ns)
 
 
 def _stretch_text(found: Contention, stretched_ns: float, span_ns: float) -> str:

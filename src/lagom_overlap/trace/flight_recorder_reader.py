@@ -1,27 +1,28 @@
-"""Files that hold collectives without a timeline: NCCL Inspector's JSON lines, PyTorch's flight recorder as JSON.
+"""PyTorch's flight recorder, as JSON or as the pickle that it writes by default: collectives without a timeline.
 
-Inspector (NCCL plugins/profiler/inspector): one object per line, `header` {id, rank, n_ranks, nnodes, comm_name} and
-`coll_perf` {coll, coll_sn, coll_msg_size_bytes, coll_exec_time_us}. Flight recorder (FlightRecorder.hpp, version 2.x):
-`entries` with profiling_name, sizes, types, times in ns, `pg_config` by group.
+Fields (FlightRecorder.hpp, version 2.x): `entries` with profiling_name, sizes, types, state and times in ns,
+`pg_config` by group. A pickle may run code when loaded. This one is loaded by an unpickler that knows numbers, texts,
+lists and dictionaries, and refuses a file that names anything else.
 """
 
+import io
+import pickle
 import re
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, NoReturn
 
 import msgspec
 
 from lagom_overlap.errors import TraceError
 from lagom_overlap.trace.event_columns import MAX_NS
-from lagom_overlap.trace.fields import num_elements, to_int, to_ns, to_ranks
-from lagom_overlap.trace.files import ByteStream
+from lagom_overlap.trace.fields import num_elements, to_int, to_ranks
+from lagom_overlap.trace.files import PICKLE_MAGIC, ByteStream
 from lagom_overlap.trace.gpu_trace import UNKNOWN, CommCall, GpuTrace, KnobReach, empty_events
+from lagom_overlap.trace.inspector_reader import NO_TIMELINE
 from lagom_overlap.trace.names import GLOO_PREFIX, dtype_bytes, kind_of, op_of, reach_of_kind, whole_bytes
-from lagom_overlap.units import GIB, MIB, format_bytes
+from lagom_overlap.units import GIB, format_bytes
 
 _MAX_FLIGHT: Final = 1 * GIB
-_MAX_LINE: Final = 16 * MIB
-_BLOCK: Final = 4 * MIB
 _RANK_IN_NAME: Final = re.compile(r"(?<!nccl)(?<!\d)(\d+)(?:\.json)?(?:\.gz)?$")
 """A dump named after PyTorch's engine (`nccl2.json`) says nothing of a rank."""
 _OWN_ENGINE: Final = "nccl2:"
@@ -29,26 +30,6 @@ _WHERE_ENTRIES_ARE: Final = (
     "PyTorch 2.15 keeps those of its own engine apart, where _dump_nccl_trace_json does not look: "
     "torch._C._distributed_c10d._dump_fr_trace_json(backend='nccl2')"
 )
-_NO_TIMELINE: Final = "holds collectives without a timeline: nothing is known about computation, overlap or exposure"
-
-
-class _InspectorHeader(msgspec.Struct):
-    id: Any = ""
-    rank: Any = None
-    n_ranks: Any = None
-    comm_name: Any = None
-
-
-class _InspectorPerf(msgspec.Struct):
-    coll: Any = ""
-    coll_sn: Any = None
-    coll_msg_size_bytes: Any = None
-    coll_exec_time_us: Any = None
-
-
-class _InspectorLine(msgspec.Struct):
-    header: _InspectorHeader | None = None
-    coll_perf: _InspectorPerf | None = None
 
 
 class _FlightEntry(msgspec.Struct):
@@ -62,6 +43,8 @@ class _FlightEntry(msgspec.Struct):
     time_discovered_started_ns: Any = None
     time_discovered_completed_ns: Any = None
     duration_ms: Any = None
+    state: Any = None
+    retired: Any = None
 
 
 class _FlightGroup(msgspec.Struct):
@@ -76,77 +59,50 @@ class _Flight(msgspec.Struct):
     rank: Any = None
 
 
-_LINE: Final = msgspec.json.Decoder(_InspectorLine)
 _FLIGHT: Final = msgspec.json.Decoder(_Flight)
 
 
-def _lines(stream: ByteStream, prefix: bytes) -> Iterator[tuple[int, bytes]]:
-    """(byte position, line) of every line that is not blank."""
-    at, data = 0, prefix
-    while True:
-        more = stream.read(_BLOCK)
-        data += more
-        *whole, data = data.split(b"\n")
-        for line in whole if more else [*whole, data]:
-            if line.strip():
-                yield at, line
-            at += len(line) + 1
-        if not more:
-            return
-        if len(data) > _MAX_LINE:
-            raise TraceError(f"{stream.name}: byte {at}: a line of more than {format_bytes(_MAX_LINE)}")
+class _PlainUnpickler(pickle.Unpickler):
+    """Loads what a dump holds; torch's own pickler may name the builder of a list, nothing else is known by name."""
+
+    def find_class(self, module: str, name: str) -> Callable[..., Any]:
+        if module == "torch.jit._pickle" and name in _LIST_BUILDERS:
+            return list
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which a dump does not need")
+
+    def persistent_load(self, _: Any) -> NoReturn:
+        raise pickle.UnpicklingError("it refers to something outside of itself")
 
 
-def read_inspector(stream: ByteStream, prefix: bytes) -> tuple[GpuTrace, ...]:
-    """One trace for every rank in the file, without a timeline.
+_LIST_BUILDERS: Final = frozenset({"build_intlist", "build_doublelist", "build_boollist"})
+
+
+def _from_pickle(data: bytes, name: str) -> _Flight:
+    """The dump in a pickle.
 
     Raises:
-        TraceError: if a line in the middle is not the inspector's; a broken last line is a warning.
+        TraceError: if it is damaged, holds what no dump holds, or is no dump.
     """
-    calls: dict[int, list[CommCall]] = {}
-    warnings = [_NO_TIMELINE]
-    broken: tuple[int, Exception] | None = None
-    for at, line in _lines(stream, prefix):
-        if broken is not None:
-            raise TraceError(f"{stream.name}: broken JSON in the line at byte {broken[0]}: {broken[1]}")
-        try:
-            row = _LINE.decode(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            broken = (at, error)
-            continue
-        if row.header is None or row.coll_perf is None:
-            continue
-        kind = kind_of(str(row.coll_perf.coll))
-        num_bytes = max(0, to_int(row.coll_perf.coll_msg_size_bytes))
-        sequence = to_int(row.coll_perf.coll_sn)
-        comm = row.header.comm_name
-        call = CommCall(
-            event=UNKNOWN,
-            op=op_of(str(row.coll_perf.coll)),
-            kind=kind,
-            communicator=comm if type(comm) is str and comm else f"comm {row.header.id}",
-            reach=reach_of_kind(kind),
-            duration_ns=max(0, to_ns(row.coll_perf.coll_exec_time_us) or 0),
-            num_ranks=max(0, to_int(row.header.n_ranks)),
-            num_bytes=num_bytes,
-            sequence=sequence if sequence >= 0 else None,
-        )
-        calls.setdefault(max(0, to_int(row.header.rank)), []).append(call)
-    if broken is not None:
-        warnings.append(f"the line at byte {broken[0]} is broken and was left out: the file may have been cut")
-    if not calls:
-        raise TraceError(f"{stream.name}: no collective in it; NCCL Inspector writes header and coll_perf on each line")
-    return tuple(
-        GpuTrace(
-            file=stream.name,
-            format="NCCL Inspector",
-            rank=rank,
-            events=empty_events(),
-            calls=tuple(held),
-            warnings=tuple(warnings),
-        )
-        for rank, held in sorted(calls.items())
-    )
+    try:
+        held = _PlainUnpickler(io.BytesIO(data)).load()
+    except Exception as error:  # a hostile pickle may raise anything that its numbers, texts and lists can raise
+        raise TraceError(f"{name}: refused, this pickle is no flight recorder dump: {error}") from error
+    try:
+        return msgspec.convert(held, _Flight)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise TraceError(f"{name}: this pickle is no flight recorder dump: {error}") from error
+
+
+def _from_json(data: bytes, name: str) -> _Flight:
+    """The dump in a JSON file.
+
+    Raises:
+        TraceError: if it is damaged or no dump.
+    """
+    try:
+        return _FLIGHT.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise TraceError(f"{name}: broken flight recorder dump: {error}") from error
 
 
 def _tensor_bytes(sizes: Any, dtypes: Any) -> int:
@@ -165,6 +121,16 @@ def _groups(config: Any) -> dict[str, _FlightGroup]:
         except msgspec.ValidationError:
             continue
     return found
+
+
+def _is_finished(entry: _FlightEntry) -> bool:
+    """Whether a call has ended; of PyTorch's own engine, which does not follow its calls, as if it had.
+
+    One that the recorder no longer follows ("retired") has ended, unless it was left started.
+    """
+    if entry.state in (None, "completed") or str(entry.profiling_name).startswith(_OWN_ENGINE):
+        return True
+    return entry.state == "scheduled" and entry.retired is True
 
 
 def _flight_call(entry: _FlightEntry, groups: dict[str, _FlightGroup]) -> CommCall | None:
@@ -194,6 +160,8 @@ def _flight_call(entry: _FlightEntry, groups: dict[str, _FlightGroup]) -> CommCa
         num_bytes=whole_bytes(kind, inputs, outputs, len(ranks)),
         dtype=str(entry.input_dtypes[0]) if type(entry.input_dtypes) is list and entry.input_dtypes else "",
         sequence=sequence if sequence >= 0 else None,
+        is_finished=_is_finished(entry),
+        is_started=entry.state != "scheduled",
     )
 
 
@@ -201,15 +169,12 @@ def read_flight_recorder(stream: ByteStream, prefix: bytes) -> tuple[GpuTrace, .
     """The collectives that a rank's flight recorder kept, without a timeline.
 
     Raises:
-        TraceError: if the file is too large, or not the flight recorder's JSON.
+        TraceError: if the file is too large, or not the flight recorder's.
     """
     data = prefix + stream.read(_MAX_FLIGHT)
     if len(data) >= _MAX_FLIGHT:
         raise TraceError(f"{stream.name}: refused, a flight recorder dump of more than {format_bytes(_MAX_FLIGHT)}")
-    try:
-        flight = _FLIGHT.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise TraceError(f"{stream.name}: broken flight recorder dump: {error}") from error
+    flight = _from_pickle(data, stream.name) if data.startswith(PICKLE_MAGIC) else _from_json(data, stream.name)
     groups = _groups(flight.pg_config)
     calls = tuple(call for call in (_flight_call(entry, groups) for entry in flight.entries) if call is not None)
     if not calls:
@@ -218,8 +183,8 @@ def read_flight_recorder(stream: ByteStream, prefix: bytes) -> tuple[GpuTrace, .
     named = _RANK_IN_NAME.search(stream.name)
     if rank < 0 and named is not None and len(named[1]) < 8:
         rank = int(named[1])
-    warnings = [_NO_TIMELINE]
-    if not any(call.duration_ns for call in calls):
+    warnings = [NO_TIMELINE]
+    if not any(call.duration_ns for call in calls) and any(call.is_finished for call in calls):
         is_own = any(str(entry.profiling_name).startswith(_OWN_ENGINE) for entry in flight.entries)
         how = "PyTorch 2.15's own engine records none, TORCH_DIST_USE_NCCL2=0 with TORCH_NCCL_ENABLE_TIMING=1 does"
         warnings.append(

@@ -1,53 +1,15 @@
 import json
+import pickle
 from pathlib import Path
 
 import pytest
 
+from lagom_overlap.analysis.findings import analyse
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.errors import TraceError
 from lagom_overlap.trace.gpu_trace import KnobReach
 from lagom_overlap.trace.reader import read_traces
 from lagom_overlap.units import MIB
-
-
-def line(rank: int, number: int, coll: str = "AllReduce", size: int = 1 << 20, us: float = 100.5) -> str:
-    return json.dumps(
-        {
-            "header": {"id": "0x7f1", "rank": rank, "n_ranks": 8, "nnodes": 1},
-            "metadata": {"inspector_output_format_version": "v4.0"},
-            "coll_perf": {
-                "coll": coll,
-                "coll_sn": number,
-                "coll_msg_size_bytes": size,
-                "coll_exec_time_us": us,
-                "coll_algobw_gbs": 1.0,
-                "coll_busbw_gbs": 1.75,
-            },
-        }
-    )
-
-
-def test_inspector_lines_become_collectives_by_rank(tmp_path):
-    path = tmp_path / "inspector.log"
-    path.write_text("\n".join([line(0, 1), line(1, 1), line(0, 2, "AllGather"), "", line(1, 2, "SendRecv")]) + "\n")
-    first, second = read_traces([path])
-    assert (first.rank, second.rank, len(first.events)) == (0, 1, 0)
-    assert [call.kind for call in first.calls] == [CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER]
-    assert first.calls[0].duration_ns == 100_500
-    assert (first.calls[0].num_ranks, first.calls[0].num_bytes, first.calls[0].sequence) == (8, 1 << 20, 1)
-    assert second.calls[1].kind is CollectiveKind.SEND_RECV
-    assert any("without a timeline" in text for text in first.warnings)
-
-
-def test_a_broken_last_line_is_a_warning_and_one_in_the_middle_an_error(tmp_path):
-    path = tmp_path / "inspector.jsonl"
-    path.write_text(line(0, 1) + "\n" + line(0, 2)[:40])
-    (trace,) = read_traces([path])
-    assert len(trace.calls) == 1
-    assert any("was left out" in text for text in trace.warnings)
-    path.write_text(line(0, 1) + "\n" + line(0, 2)[:40] + "\n" + line(0, 3))
-    with pytest.raises(TraceError, match=rf"line at byte {len(line(0, 1)) + 1}"):
-        read_traces([path])
 
 
 def flight(**entry: object) -> dict[str, object]:
@@ -161,3 +123,55 @@ def test_foreign_types_in_a_dump_are_unknown(tmp_path):
     path.write_text(json.dumps(flight(input_sizes="x", output_dtypes=[3], process_group=[], collective_seq_id="n")))
     (call,) = read_traces([path])[0].calls
     assert (call.num_bytes, call.sequence) == (0, None)
+
+
+def test_a_call_that_never_ended_counts_nowhere(tmp_path):
+    entries = [flight(collective_seq_id=n)["entries"][0] for n in range(5)]
+    entries.append(entries[0] | {"collective_seq_id": 5, "state": "started", "time_discovered_completed_ns": None})
+    path = tmp_path / "dump.json"
+    path.write_text(json.dumps(flight() | {"entries": entries}))
+    findings = analyse(read_traces([path]))
+    (row,) = findings.rows
+    assert (row.count, row.min_ns, row.total_ns) == (5, 2_000_000, 10_000_000)
+    assert any(
+        "not ended when recorded" in text and "1 call," in text and "all_gather number 5" in text
+        for text in findings.warnings
+    )
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_the_default_pickle_of_a_dump_is_read_as_its_json(tmp_path, protocol):
+    held = json.loads((DUMPS / "nccl_rank_0.json").read_text())
+    path = tmp_path / "nccl_trace_rank_0"
+    path.write_bytes(pickle.dumps(held, protocol))
+    (ours,), (theirs,) = read_traces([tmp_path]), read_traces([DUMPS / "nccl_rank_0.json"])
+    assert ours.calls == theirs.calls
+    assert ours.rank == 0
+
+
+class _Explodes:
+    def __reduce__(self):
+        return Path.touch, (Path("touched"),)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pickle.dumps(_Explodes(), 2),
+        pickle.dumps({"entries": [_Explodes()]}, 4),
+        b"\x80\x02cos\nsystem\nX\x04\x00\x00\x00truetR.",
+        b"\x80\x02X\x01\x00\x00\x00aQ.",  # a reference to something outside
+        b"\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\x7f",  # a text of 2^63 bytes
+        pickle.dumps(5, 2),
+        pickle.dumps({"entries": 5}, 2),
+        pickle.dumps(flight(), 2)[:-20],
+    ],
+)
+def test_a_pickle_that_is_no_dump_is_refused_in_one_line_and_runs_nothing(tmp_path, monkeypatch, data):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "nccl_trace_rank_0"
+    path.write_bytes(data)
+    with pytest.raises(TraceError, match=r"^nccl_trace_rank_0: .*no flight recorder dump") as caught:
+        read_traces([path])
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "touched").exists()

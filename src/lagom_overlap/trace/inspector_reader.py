@@ -1,0 +1,183 @@
+"""NCCL Inspector's JSON lines: collectives and point-to-point calls without a timeline.
+
+One object per line (NCCL plugins/profiler/inspector): `header` {id, rank, n_ranks, nnodes, comm_name} with `coll_perf`
+{coll, coll_sn, coll_msg_size_bytes, coll_exec_time_us, and in newer releases coll_algo, coll_proto, coll_n_channels},
+or `p2p_perf` with the same fields and `p2p_peer`, or `dump_stats`, which counts what was lost.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+
+from lagom_overlap.collective import CollectiveKind
+from lagom_overlap.errors import TraceError
+from lagom_overlap.trace.fields import to_int, to_ns
+from lagom_overlap.trace.files import ByteStream
+from lagom_overlap.trace.gpu_trace import UNKNOWN, CommCall, GpuTrace, empty_events
+from lagom_overlap.trace.names import kind_of, op_of, reach_of_kind
+from lagom_overlap.units import MIB, format_bytes
+
+_MAX_LINE: Final = 16 * MIB
+_BLOCK: Final = 4 * MIB
+_MAX_WORD: Final = 40
+"""Characters of an algorithm's or protocol's name; NCCL's have at most a dozen."""
+NO_TIMELINE: Final = "holds collectives without a timeline: nothing is known about computation, overlap or exposure"
+
+
+class _InspectorHeader(msgspec.Struct):
+    id: Any = ""
+    rank: Any = None
+    n_ranks: Any = None
+    comm_name: Any = None
+
+
+class _InspectorPerf(msgspec.Struct):
+    coll: Any = ""
+    coll_sn: Any = None
+    coll_msg_size_bytes: Any = None
+    coll_exec_time_us: Any = None
+    coll_algo: Any = None
+    coll_proto: Any = None
+    coll_n_channels: Any = None
+    event_trace_ts: Any = None
+
+
+class _InspectorP2p(msgspec.Struct):
+    p2p: Any = ""
+    p2p_sn: Any = None
+    p2p_msg_size_bytes: Any = None
+    p2p_exec_time_us: Any = None
+    event_trace_ts: Any = None
+
+
+class _InspectorStats(msgspec.Struct):
+    coll_dropped_total: Any = None
+    p2p_dropped_total: Any = None
+
+
+class _InspectorLine(msgspec.Struct):
+    header: _InspectorHeader | None = None
+    coll_perf: _InspectorPerf | None = None
+    p2p_perf: _InspectorP2p | None = None
+    dump_stats: _InspectorStats | None = None
+
+
+_LINE: Final = msgspec.json.Decoder(_InspectorLine)
+
+
+def _lines(stream: ByteStream, prefix: bytes) -> Iterator[tuple[int, bytes]]:
+    """(byte position, line) of every line that is not blank."""
+    at, data = 0, prefix
+    while True:
+        more = stream.read(_BLOCK)
+        data += more
+        *whole, data = data.split(b"\n")
+        for line in whole if more else [*whole, data]:
+            if line.strip():
+                yield at, line
+            at += len(line) + 1
+        if not more:
+            return
+        if len(data) > _MAX_LINE:
+            raise TraceError(f"{stream.name}: byte {at}: a line of more than {format_bytes(_MAX_LINE)}")
+
+
+def _channels(perf: _InspectorPerf | _InspectorP2p) -> int:
+    """The channels that ran: as stated, or those that the verbose form times one by one."""
+    stated = max(0, to_int(getattr(perf, "coll_n_channels", None)))
+    events = perf.event_trace_ts.get("kernel_events") if type(perf.event_trace_ts) is dict else None
+    if stated or type(events) is not list:
+        return stated
+    return len(
+        {event["channel_id"] for event in events if type(event) is dict and type(event.get("channel_id")) is int}
+    )
+
+
+def _word(value: Any) -> str:
+    return value if type(value) is str and len(value) <= _MAX_WORD else ""
+
+
+def _call(header: _InspectorHeader, perf: _InspectorPerf | _InspectorP2p) -> CommCall:
+    comm = header.comm_name
+    communicator = comm if type(comm) is str and comm else f"comm {header.id}"
+    kind: CollectiveKind | None
+    if isinstance(perf, _InspectorP2p):
+        kind, op, sequence = CollectiveKind.SEND_RECV, CollectiveKind.SEND_RECV.value, to_int(perf.p2p_sn)
+        size, time_us = perf.p2p_msg_size_bytes, perf.p2p_exec_time_us
+    else:
+        words = str(perf.coll)
+        kind, op, sequence = kind_of(words), op_of(words), to_int(perf.coll_sn)
+        size, time_us = perf.coll_msg_size_bytes, perf.coll_exec_time_us
+    return CommCall(
+        event=UNKNOWN,
+        op=op,
+        kind=kind,
+        communicator=communicator,
+        reach=reach_of_kind(kind),
+        duration_ns=max(0, to_ns(time_us) or 0),
+        num_ranks=max(0, to_int(header.n_ranks)),
+        num_bytes=max(0, to_int(size)),
+        num_channels=_channels(perf),
+        algorithm=_word(getattr(perf, "coll_algo", "")),
+        protocol=_word(getattr(perf, "coll_proto", "")),
+        sequence=sequence if sequence >= 0 else None,
+    )
+
+
+def _losses(stats: dict[tuple[int, str], _InspectorStats], calls: dict[int, list[CommCall]], rank: int) -> list[str]:
+    """A line where the inspector lost calls of a rank: it counts all so far, so a communicator's last count tells."""
+    held = [found for (of_rank, _), found in stats.items() if of_rank == rank]
+    lost = sum(max(0, to_int(found.coll_dropped_total)) + max(0, to_int(found.p2p_dropped_total)) for found in held)
+    if not lost:
+        return []
+    kept = len(calls.get(rank, []))
+    return [
+        f"the inspector lost {lost} calls of {kept + lost}: {kept + lost} ran, {kept} are here; sums and counts are of "
+        "these, medians and bandwidths may still hold"
+    ]
+
+
+def read_inspector(stream: ByteStream, prefix: bytes) -> tuple[GpuTrace, ...]:
+    """One trace for every rank in the file, without a timeline.
+
+    Raises:
+        TraceError: if a line in the middle is not the inspector's; a broken last line is a warning.
+    """
+    calls: dict[int, list[CommCall]] = {}
+    stats: dict[tuple[int, str], _InspectorStats] = {}
+    warnings = [NO_TIMELINE]
+    broken: tuple[int, Exception] | None = None
+    for at, line in _lines(stream, prefix):
+        if broken is not None:
+            raise TraceError(f"{stream.name}: broken JSON in the line at byte {broken[0]}: {broken[1]}")
+        try:
+            row = _LINE.decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            broken = (at, error)
+            continue
+        if row.header is None:
+            continue
+        rank = max(0, to_int(row.header.rank))
+        if row.dump_stats is not None:
+            stats[rank, str(row.header.id)] = row.dump_stats
+        for perf in (row.coll_perf, row.p2p_perf):
+            if perf is not None:
+                calls.setdefault(rank, []).append(_call(row.header, perf))
+    if broken is not None:
+        warnings.append(f"the line at byte {broken[0]} is broken and was left out: the file may have been cut")
+    if not calls:
+        raise TraceError(
+            f"{stream.name}: no call in it; NCCL Inspector writes header and coll_perf or p2p_perf on each line"
+        )
+    return tuple(
+        GpuTrace(
+            file=stream.name,
+            format="NCCL Inspector",
+            rank=rank,
+            events=empty_events(),
+            calls=tuple(held),
+            warnings=(*warnings, *_losses(stats, calls, rank)),
+        )
+        for rank, held in sorted(calls.items())
+    )
