@@ -132,6 +132,11 @@ class Member:
         return self._adopted
 
     @property
+    def leader(self) -> "Leader | None":
+        """Who decides, on rank 0."""
+        return self._leader
+
+    @property
     def num_steps(self) -> int:
         """Steps so far."""
         return self._totals.num_steps
