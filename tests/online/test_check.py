@@ -238,7 +238,9 @@ def test_a_check_too_short_for_a_decision_leaves_all_as_it_is() -> None:
 
 def proving(found: tuple[SiteSetting, ...], **changes: object) -> Job:
     """A job that only judges settings: `lagom run --prove`."""
-    return Job(options=options(proves=True, watch_steps=0, check_share=0.005, num_pairs=25, **changes), started=found)
+    return Job(
+        options=options(searches=False, watch_steps=0, check_share=0.005, num_pairs=25, **changes), started=found
+    )
 
 
 def test_a_proof_of_faster_settings_leaves_them_set_and_searches_nothing(found: tuple[SiteSetting, ...]) -> None:
@@ -276,5 +278,5 @@ def test_settings_of_another_job_are_not_proven_and_nothing_else_is_tried(found:
     job = proving((other, *found[1:]))
     job.run(20)
     assert {state for state, _ in job.plans[0]} == {"record", "done"}
-    assert f"1 of {len(found)} of the settings' call sites" in job.members[0].plan.reason
+    assert f"1 of {len(found)} call sites of the settings" in job.members[0].plan.reason
     assert job.leader.start_check is None

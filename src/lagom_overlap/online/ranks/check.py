@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
 
-from lagom_overlap.tuners.sequential import Decision, Judgement, judged_pairs
+from lagom_overlap.tuners.sequential import Decision, Judgement, judged_pairs, proven_pairs
 
 
 class Arm(StrEnum):
@@ -52,7 +52,7 @@ class Check:
         is_start: bool,
         num_same: int = 0,
     ) -> None:
-        """At most `num_pairs` rounds, after `num_same` pairs of the default against itself.
+        """At most `num_pairs` rounds; of a proof after `num_same` pairs of the default against itself.
 
         `default_s` is what a step of the default took last, 0 where nobody knows.
         """
@@ -82,6 +82,11 @@ class Check:
     def is_between_rounds(self) -> bool:
         """Whether the next window begins a round."""
         return len(self._queue) == len(Arm)
+
+    @property
+    def is_too_slow(self) -> bool:
+        """Whether it ended at once because steps took more than `max_slowdown` times the default's."""
+        return self._slow_s > 0
 
     @property
     def num_windows_left(self) -> int:
@@ -161,8 +166,10 @@ class Check:
         """The test's judgement; the burden of proof is on the saved settings at the start, on the default later."""
         incumbent, challenger = (Arm.DEFAULT, Arm.TUNED) if self.is_start else (Arm.TUNED, Arm.DEFAULT)
         times = self._times[incumbent][:num_rounds], self._times[challenger][:num_rounds]
+        if not self._num_same:
+            return judged_pairs(*times, most_pairs=self._num_pairs)
         same_s = tuple(zip(self._same_s[::2], self._same_s[1::2], strict=False))
-        return judged_pairs(*times, same_s=same_s, most_pairs=self._num_pairs)
+        return proven_pairs(*times, self._num_pairs, same_s=same_s)
 
     def _end(self, *, is_kept: bool) -> None:
         self.is_over, self.is_kept, self._queue = True, is_kept, []

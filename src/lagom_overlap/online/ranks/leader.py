@@ -217,10 +217,10 @@ class Leader:
         return self._plans.give(SwitchState.RECORD, reason, self._options.window_steps, 1)
 
     def _or_record(self, next_: WindowPlan | str) -> WindowPlan:
-        """The next plan, or the job is recorded anew for the reason given; a proof ends there."""
+        """The next plan, or the job is recorded anew for the reason given, if it may be searched."""
         if not isinstance(next_, str):
             return next_
-        return self._watch.settle((), next_, self._shapes) if self._options.proves else self._record(next_)
+        return self._record(next_) if self._options.searches else self._watch.settle((), next_, self._shapes)
 
     def _freeze(self, reason: str) -> WindowPlan:
         _log.warning("online tuning is frozen, everything runs untouched: %s", reason)
@@ -240,8 +240,8 @@ class Leader:
     def _again(self, reason: str, report: Report | None = None) -> WindowPlan:
         """The same window once more; after many void ones freezes until something can be measured."""
         self._num_void += 1
-        if self._options.proves and self._num_void > MAX_VOID:
-            return self._watch.settle((), f"nothing could be proven: {reason}", self._shapes)
+        if not self._options.searches and self._options.check_share and self._num_void > MAX_VOID:
+            return self._watch.settle((), f"the settings could not be judged: {reason}", self._shapes)
         if self._started and self._plans.state is SwitchState.RECORD and self._num_void > MAX_VOID:
             return self._begin_with(self._started, report, f"started with saved settings, unchecked: {reason}")
         if self._num_void > MAX_VOID or self._plans.state is SwitchState.FROZEN:
@@ -311,13 +311,13 @@ class Leader:
             if not lacking:
                 return self._begin_with(started, report, "started with saved settings")
             self._started = ()
-            if self._options.proves:
-                many = f"{len(lacking)} of {len(started)} of the settings' call sites are not among this job's calls"
-                return self._watch.settle((), f"nothing could be proven: {many}", self._shapes)
+            if not self._options.searches:
+                many = f"{len(lacking)} of {len(started)} call sites of the settings are not among this job's calls"
+                return self._watch.settle((), f"nothing is set: {many}", self._shapes)
             words = "the saved settings belong to another job (%d of %d sites are not in this one): searching instead"
             _log.warning(words, len(lacking), len(started))
-        if self._options.proves:
-            return self._watch.settle((), "nothing could be proven: the settings are not of this job", self._shapes)
+        if not self._options.searches:
+            return self._watch.settle((), "nothing is set: the settings are not of this job", self._shapes)
         if not job.groups:
             words = "nothing to tune: no setting reaches a collective of this job"
             return self._watch.settle((), words, self._shapes)

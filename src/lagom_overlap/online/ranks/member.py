@@ -103,7 +103,7 @@ class Member:
         self._is_over = False
         self._is_closed = False
         self._adopted: Adopted | None = None
-        self._window = Window(WindowPlan(window=0, state=SwitchState.RECORD, reason="not begun"))
+        self._window = Window(WindowPlan(window=0, state=SwitchState.RECORD, reason="the untouched job"))
         self._begin()
 
     @property

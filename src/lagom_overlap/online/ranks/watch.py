@@ -217,7 +217,7 @@ class Watch:
             max_slowdown=options.max_slowdown,
             default_s=default_s,
             is_start=is_start,
-            num_same=SAME_PAIRS if options.proves else 0,
+            num_same=0 if options.searches else SAME_PAIRS,
         )
         return self._next_check(self._check)
 
@@ -235,7 +235,7 @@ class Watch:
     def _kept(self, check: Check) -> WindowPlan:
         self._plans.adopted = self._checked
         if check.is_start:
-            how = "the settings" if self._options.proves else "started with saved settings, which"
+            how = "started with saved settings, which" if self._options.searches else "the settings"
             reason = f"{how} are faster here ({check.words})"
             return self.settle(self._checked, reason, self._shapes)
         self._plans.set(self._checked)
@@ -247,7 +247,7 @@ class Watch:
         reason = f"{lost} than the default here ({check.words})"
         _log.warning("%s: the default comes back", reason)
         if check.is_start:
-            return reason if self._options.proves else f"{reason}: searching instead"
+            return f"{reason}: searching instead" if self._options.searches else reason
         self._plans.set(())
         self._plans.reason = self._settled_by
         return self._tune_again(reason)
