@@ -308,6 +308,14 @@ def _export(verbs: _Verbs) -> None:
     _json_and_debug(parser)
 
 
+def _diff(verbs: _Verbs) -> None:
+    """`lagom diff A B`: two runs of any verb, or two traces: what was set otherwise, times, and whether they differ."""
+    parser = verbs.add_parser("diff", help="compare two runs or two traces", description=_diff.__doc__)
+    parser.add_argument("first", type=Path, metavar="A", help="run folder, or trace")
+    parser.add_argument("second", type=Path, metavar="B", help="another one")
+    _json_and_debug(parser)
+
+
 def _doctor(verbs: _Verbs) -> None:
     """`lagom doctor`: what this machine and its NCCL can do, what is missing, what would work."""
     parser = verbs.add_parser(
@@ -327,6 +335,7 @@ VERBS: Final[Mapping[str, Callable[[_Verbs], None]]] = MappingProxyType(
         "run": _run,
         "selftest": _selftest,
         "export": _export,
+        "diff": _diff,
         "doctor": _doctor,
     }
 )
