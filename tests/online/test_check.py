@@ -1,6 +1,7 @@
 """Saved and old settings against the job's own default: the rule, what a bad setting costs, what the checks cost."""
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -233,3 +234,49 @@ def test_a_later_check_that_is_won_at_once_is_one_round() -> None:
 def test_a_check_too_short_for_a_decision_leaves_all_as_it_is() -> None:
     assert ends(True, drawn(1, 0.2), num_pairs=5)[0] is False
     assert ends(False, drawn(1, -0.2), num_pairs=5)[0] is True
+
+
+def proving(found: tuple[SiteSetting, ...], **changes: object) -> Job:
+    """A job that only judges settings: `lagom run --prove`."""
+    return Job(
+        options=options(searches=False, watch_steps=0, check_share=0.005, num_pairs=25, **changes), started=found
+    )
+
+
+def test_a_proof_of_faster_settings_leaves_them_set_and_searches_nothing(found: tuple[SiteSetting, ...]) -> None:
+    job = proving(found)
+    lefts: list[int] = []
+    job.run(90, work=lambda rank, step: lefts.append(job.leader.num_steps_left) if rank == 0 else None)
+    assert {state for state, _ in job.plans[0]} == {"record", "check", "done"}
+    assert job.members[0].settings == found
+    check = job.leader.start_check
+    assert check.is_kept
+    judgement = check.judgement
+    assert judgement.decision == "faster"
+    default_s, tuned_s = (times[0] for times in check.times_s)
+    assert judgement.ratio == pytest.approx(default_s / tuned_s)
+    assert judgement.noise == 0.0, "the default ran against itself"
+    in_check = [left for left, (state, _) in zip(lefts, job.plans[0], strict=False) if state == "check"]
+    assert in_check == sorted(in_check, reverse=True)
+    assert in_check[0] <= 5 * (1 + 6 + 50)
+    assert lefts[-1] == 0
+
+
+def test_a_proof_that_is_lost_ends_untouched_and_is_not_followed_by_a_search(found: tuple[SiteSetting, ...]) -> None:
+    job = proving(found)
+    slowed(job, lambda step: 1.3)
+    job.run(120)
+    assert {state for state, _ in job.plans[0]} == {"record", "check", "done"}
+    assert job.members[0].settings == ()
+    assert job.leader.start_check.judgement.decision == "slower"
+    assert "searching" not in job.members[0].plan.reason
+
+
+def test_settings_of_another_job_are_not_proven_and_nothing_else_is_tried(found: tuple[SiteSetting, ...]) -> None:
+    setting = found[0]
+    other = replace(setting, site=replace(setting.site, call=replace(setting.site.call, num_bytes=3 << 20)))
+    job = proving((other, *found[1:]))
+    job.run(20)
+    assert {state for state, _ in job.plans[0]} == {"record", "done"}
+    assert f"1 of {len(found)} call sites of the settings" in job.members[0].plan.reason
+    assert job.leader.start_check is None

@@ -13,7 +13,9 @@ from lagom_overlap.online.events import JsonLines, PrometheusFile  # noqa: E402
 from lagom_overlap.online.launch_fixed import Fixed  # noqa: E402
 from lagom_overlap.online.launch_session import Rank, Tuning  # noqa: E402
 from lagom_overlap.online.launch_steps import is_trained  # noqa: E402
+from lagom_overlap.online.options import OnlineOptions  # noqa: E402
 from lagom_overlap.online.ranks.messages import SwitchState  # noqa: E402
+from lagom_overlap.results.step_times import read_step_times  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -41,6 +43,12 @@ class Tuner:
 
     reason = "as the test says"
     settings = ()
+    num_steps_left = 12
+    start_check = None
+
+    @property
+    def num_steps(self):
+        return self.num_ended
 
     def updated(self):
         assert self.num_begun == self.num_ended + 1, "an update within a step"
@@ -69,8 +77,8 @@ def start(tmp_path, monkeypatch):
         monkeypatch.setattr(launch_session, "OnlineTuner", lambda *_, **__: tuner)
         events = JsonLines(tmp_path / "events.jsonl", rank=0)
         metrics = PrometheusFile(tmp_path / "metrics.prom", rank=0)
-        session = Tuning(events, metrics, folder=tmp_path, config=None, tuner="ours", rank=0)
-        ranks.append(Rank(session, events, metrics, is_trained))
+        session = Tuning(events, metrics, folder=tmp_path, config=None, options=OnlineOptions(), rank=0)
+        ranks.append(Rank(session, events, metrics, is_trained, folder=tmp_path))
         model = torch.nn.Linear(2, 2)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -80,6 +88,7 @@ def start(tmp_path, monkeypatch):
 
         return step
 
+    begin.ranks = ranks
     yield begin
     for rank in ranks:
         rank.close()
@@ -114,3 +123,33 @@ def test_a_rank_that_is_disabled_alone_goes_on_until_all_ranks_are_off(start, mo
 def test_a_rank_may_leave_a_table_to_itself_which_goes_by_the_calls_alone():
     assert Fixed(None, {}).may_end()
     assert Fixed(object(), {}).may_end()
+
+
+def test_each_state_is_one_line_with_its_steps_left_and_the_end_is_three_lines(start, tmp_path, capsys):
+    step = start(Tuner())
+    for _ in range(8):
+        step()
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        "lagom: online tuning: search (as the test says), at most 12 steps",
+        "lagom: online tuning: watch (as the test says), at most 12 steps",
+    ]
+    start.ranks[0].close()
+    start.ranks[0].close()
+    assert capsys.readouterr().err.splitlines() == [
+        "lagom: result: nothing is set",
+        "lagom: why: as the test says",
+        "lagom: next: COMMAND   (as it is: there is nothing to set)",
+    ]
+    times = read_step_times(tmp_path)
+    # Three steps were searched; the eighth is not over, as far as anybody saw.
+    assert (times.num_steps, len(times.steps_s), times.num_settings) == (8, 4, 0)
+
+
+def test_a_job_that_trained_nothing_that_can_be_tuned_says_so_at_its_end(start, capsys):
+    start(Tuner())
+    start.ranks[0].close()
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "lagom: result: nothing was tuned"
+    assert "DTensor" in said[1]
+    assert said[2].startswith("lagom: next: lagom run --observe -- COMMAND")

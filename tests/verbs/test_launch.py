@@ -10,15 +10,19 @@ import sys
 import tempfile
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from lagom_overlap.cli import main
 from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigKey, ConfigTable
 from lagom_overlap.errors import BundleError, JobError, LagomError, OutputError, UnknownNameError
+from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
 from lagom_overlap.nccl_plugin.table_reader import read_table
 from lagom_overlap.nccl_plugin.table_writer import encode_table
+from lagom_overlap.online import conclusions, run_jobs
 from lagom_overlap.verbs import run as launch
 from lagom_overlap.verbs.run import LaunchRequest, RunMode, command_of, prepare
+from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
 
 PYTHON = sys.executable
 SOURCE = str(Path(launch.__file__).parents[2])
@@ -392,7 +396,15 @@ def test_machines_that_each_start_a_torchrun_of_one_job_share_the_folder_that_is
         (["--observe", "--", "no-such-program"], "'no-such-program' does not exist"),
         (["--config", "missing", "--", PYTHON], "does not exist"),
         (["--config", "damaged.json", "--", PYTHON], "damaged"),
-        (["--config", "gloo.json", "--", PYTHON], "tuned on gloo"),
+        (["--prove", "missing", "--", PYTHON], "does not exist"),
+        (["--prove", "empty.json", "--", PYTHON], "nothing can be proven"),
+        (["--prove", "gloo.json", "--config", "gloo.json", "--", PYTHON], "--config has no meaning with --prove"),
+        (["--restarts", "7", "--config", "gloo.json", "--", PYTHON], "--restarts has no meaning without --prove"),
+        (["--prove", "gloo.json", "--restarts", "5", "--", PYTHON], "allowed: 6 to 50"),
+        (["--config", "bad.env", "--", PYTHON], "line 2: 'NCCL_ALGO' is not NAME=value"),
+        (["--config", "ours.env", "--", PYTHON], "PYTHONPATH is lagom run's own"),
+        (["--config", "empty.toml", "--", PYTHON], "'empty.toml' is no plan"),
+        (["--config", "observed", "--", PYTHON], "saved no settings"),
         (["--config", "run_on_workers", "--", PYTHON], "tuned on workers"),
         (["--config", "run_on_gloo", "--", PYTHON], "tuned on gloo"),
         (["--config", "no_table.bin", "--", PYTHON], "plug-in table"),
@@ -411,6 +423,12 @@ def test_bad_input_is_one_line_and_exit_code_2_and_starts_nothing(
     (tmp_path / "damaged.json").write_text("{")
     (tmp_path / "no_table.bin").write_bytes(b"nothing")
     saved_settings(tmp_path / "gloo.json", route="gloo")
+    saved_settings(tmp_path / "empty.json", settings=[], is_adopted=False)
+    (tmp_path / "bad.env").write_text("# first\nNCCL_ALGO\n")
+    (tmp_path / "ours.env").write_text("PYTHONPATH=x\n")
+    (tmp_path / "empty.toml").write_text("")
+    (tmp_path / "observed").mkdir()
+    RunFolder(tmp_path / "observed").write(RunRecord.now(RunKind.RUN, seed=None))
     for backend in ("workers", "gloo"):
         run_folder(tmp_path / f"run_on_{backend}", simulated_run, backend)
     before = sorted(tmp_path.iterdir())
@@ -550,3 +568,70 @@ def test_a_record_that_cannot_be_written_keeps_no_job_from_starting(tmp_path, pl
     monkeypatch.setattr("lagom_overlap.jobfile.run_folder.write_private", full)
     assert prepare(request(tmp_path), environment()).folder == tmp_path / "run"
     assert "No space left on device" in caplog.text
+
+
+def test_a_folder_of_online_tuning_is_what_its_settings_file_is(tmp_path, plugin_library):
+    folder = tmp_path / "tuned"
+    folder.mkdir()
+    saved_settings(folder / "settings.json")
+    made = prepare(request(tmp_path, RunMode.FIXED, config=folder), environment())
+    [row] = read_table(Path(made.environment["LAGOM_TABLE"])).decisions
+    assert (row.occurrence, made.environment["LAGOM_RUN_WORLD"]) == (1, "2")
+    for mode in (RunMode.ONLINE, RunMode.PROVE):
+        asked = LaunchRequest(command=(PYTHON, "train.py"), mode=mode, config=folder, out=tmp_path / mode)
+        made = prepare(asked, environment())
+        assert made.environment["LAGOM_RUN_CONFIG"] == str(folder / "settings.json")
+        assert made.environment["LAGOM_RUN_MODE"] == mode
+        assert json.loads(made.environment["LAGOM_RUN_COMMAND"]) == [PYTHON, "train.py"]
+
+
+def test_settings_of_gloo_are_held_by_the_ranks_without_the_plugin(tmp_path, plugin_library):
+    made = prepare(
+        request(tmp_path, RunMode.FIXED, config=saved_settings(tmp_path / "gloo.json", route="gloo")), environment()
+    )
+    assert made.environment["LAGOM_RUN_MODE"] == "held"
+    assert not {"NCCL_TUNER_PLUGIN", "LAGOM_TABLE", "LAGOM_RECORD"} & made.environment.keys()
+
+
+def test_an_environment_file_is_taken_literally_and_leaves_the_plugin_out(tmp_path, plugin_library):
+    path = tmp_path / "try.env"
+    path.write_text("# two channels\nNCCL_MAX_CTAS=2\n\nWORDS=a b = $HOME\n")
+    made = prepare(request(tmp_path, RunMode.FIXED, config=path), environment(NCCL_MAX_CTAS="8"))
+    assert (made.environment["NCCL_MAX_CTAS"], made.environment["WORDS"]) == ("2", "a b = $HOME")
+    assert made.environment["LAGOM_RUN_MODE"] == "planned"
+    assert "NCCL_TUNER_PLUGIN" not in made.environment
+
+
+PLAN = """
+[plan]
+version = 2
+planner = "fsdp2"
+graph = "0"
+num_ranks = 2
+carrier = "fsdp2"
+[fsdp2]
+units = ["0", "1"]
+kept = ["1"]
+forward_prefetch = 2
+"""
+
+
+def test_a_plan_for_fsdp2_reaches_the_ranks_as_data(tmp_path, plugin_library):
+    settings = Fsdp2Settings(units=("0", "1"), kept=("1",), forward_prefetch=2)
+    path = tmp_path / "plan.toml"
+    path.write_text(PLAN)
+    made = prepare(request(tmp_path, RunMode.FIXED, config=path), environment())
+    assert msgspec.json.decode(Path(made.environment["LAGOM_RUN_PLAN"]).read_bytes(), type=Fsdp2Settings) == settings
+    assert (made.environment["LAGOM_RUN_WORLD"], made.environment["LAGOM_RUN_MODE"]) == ("2", "planned")
+
+
+def test_launcher_and_ranks_call_their_variables_the_same():
+    launch_fixed, launch_planned, launch_session = (
+        pytest.importorskip(f"lagom_overlap.online.{name}")
+        for name in ("launch_fixed", "launch_planned", "launch_session")
+    )
+    for module in (conclusions, launch_fixed, launch_planned, launch_session, run_jobs):
+        names = {name for name in vars(module) if name.endswith("_VARIABLE")} & {*vars(launch)}
+        assert names
+        assert all(getattr(module, name) == getattr(launch, name) for name in names)
+    assert launch_session.PART_VARIABLE == launch.PART_VARIABLE

@@ -85,9 +85,14 @@ def run_verb(arguments: argparse.Namespace) -> int:
         num_jobs=arguments.jobs or min(MAX_JOBS, len(os.sched_getaffinity(0))),
         out=arguments.out,
     )
+    return analyse_and_print(request, is_json=arguments.json)
+
+
+def analyse_and_print(request: AnalyzeRequest, *, is_json: bool) -> int:
+    """Analyses, telling how far it is, and prints; the exit code."""
     read: Callable[[AnalyzeRequest], AnalyzeResult] = _with_bar if is_terminal() else _with_lines
     result = read(request)
-    if arguments.json:
+    if is_json:
         sys.stdout.write(result.to_json() + "\n")
         return 0
     _print(result)

@@ -13,6 +13,11 @@ TUNERS: Final = ("default", "fixed_min", "fixed_max", "static_cap", "autoccl", "
 """What `compare` compares by default."""
 FORMATS: Final = ("plugin", "nvidia_csv", "env", "megatron_yaml", "perfetto")
 """What `export` writes."""
+RESTARTS: Final = 6
+"""Pairs of restarts at most, where nobody says."""
+LEAST_RESTARTS: Final = 6
+"""The fewest by which a clear gain is proven at an error rate of 5 %: see verbs/prove.py."""
+MOST_RESTARTS: Final = 50
 MAX_JOBS: Final = 64
 """Processes that `analyze` reads with."""
 _COMPAT: Final = ("hta",)
@@ -33,6 +38,15 @@ def seed(text: str) -> int:
     """A seed: a whole number of at least 0."""
     if not text.isdecimal() or len(text) > 18:
         raise argparse.ArgumentTypeError(f"{text!r} is not a seed; allowed: whole numbers from 0")
+    return int(text)
+
+
+def restarts(text: str) -> int:
+    """Pairs of restarts."""
+    if not text.isdecimal() or not LEAST_RESTARTS <= int(text) <= MOST_RESTARTS:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number of pairs of restarts; allowed: {LEAST_RESTARTS} to {MOST_RESTARTS}"
+        )
     return int(text)
 
 
@@ -209,7 +223,8 @@ def _analyze(verbs: _Verbs) -> None:
 def _run(verbs: _Verbs) -> None:
     """`lagom run -- COMMAND`: a training command with our plug-in and hooks loaded: watched, tuned, or set by a file.
 
-    The command takes this process's place: its streams, signals and exit code are the job's own.
+    The command takes this process's place: its streams, signals and exit code are the job's own. Only a proof by
+    restarts starts it again and again, and ends with the proof.
     """
     parser = verbs.add_parser(
         "run", help="run a training command watched, tuned or configured", description=_run.__doc__
@@ -217,11 +232,26 @@ def _run(verbs: _Verbs) -> None:
     way = parser.add_mutually_exclusive_group()
     way.add_argument("--observe", action="store_true", help="change nothing: record, warn, say what could be reached")
     way.add_argument("--online", action="store_true", help="tune the job's collectives while it runs")
+    way.add_argument(
+        "--prove",
+        type=Path,
+        metavar="WHAT",
+        help="judge what --config takes against the job's own default, by the sequential test of every verdict: saved "
+        "settings in turns inside the job, anything else by restarts of it",
+    )
     parser.add_argument(
         "--config",
         type=Path,
         metavar="RUN",
-        help="start from a run folder, settings that online tuning saved, or a plug-in table",
+        help="start from a folder of run --online, tune or plan, saved settings, an FSDP2 plan, an environment file "
+        "(.env) or a plug-in table",
+    )
+    parser.add_argument(
+        "--restarts",
+        type=restarts,
+        metavar="N",
+        help=f"pairs of restarts of the job at most, with --prove ({LEAST_RESTARTS} to {MOST_RESTARTS}, default: "
+        f"{RESTARTS}); saved settings are proven by restarts, too, if this is given",
     )
     parser.add_argument("--tuner", metavar="NAME", help="what searches with --online, as of lagom tune (default: ours)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for what is written (default: lagom-runs/)")
@@ -278,6 +308,14 @@ def _export(verbs: _Verbs) -> None:
     _json_and_debug(parser)
 
 
+def _diff(verbs: _Verbs) -> None:
+    """`lagom diff A B`: two runs of any verb, or two traces: what was set otherwise, times, and whether they differ."""
+    parser = verbs.add_parser("diff", help="compare two runs or two traces", description=_diff.__doc__)
+    parser.add_argument("first", type=Path, metavar="A", help="run folder, or trace")
+    parser.add_argument("second", type=Path, metavar="B", help="another one")
+    _json_and_debug(parser)
+
+
 def _doctor(verbs: _Verbs) -> None:
     """`lagom doctor`: what this machine and its NCCL can do, what is missing, what would work."""
     parser = verbs.add_parser(
@@ -297,6 +335,7 @@ VERBS: Final[Mapping[str, Callable[[_Verbs], None]]] = MappingProxyType(
         "run": _run,
         "selftest": _selftest,
         "export": _export,
+        "diff": _diff,
         "doctor": _doctor,
     }
 )

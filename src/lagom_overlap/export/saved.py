@@ -33,6 +33,10 @@ from lagom_overlap.record import read_regular, write_private
 
 FORMAT: Final = "lagom-online"
 VERSION: Final = 3
+GLOO_ROUTE: Final = "gloo"
+"""The route of settings that are slices of gloo's engine, which mean nothing to NCCL."""
+SETTINGS_NAME: Final = "settings.json"
+"""In the folder of a `lagom run --online`."""
 _MAX_BYTES: Final = 64 << 20
 MAX_WORLD: Final = 1 << 20
 """Ranks of a job at most: chosen far above any job that is known, so that a damaged file cannot allocate more."""

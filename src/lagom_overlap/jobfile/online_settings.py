@@ -7,16 +7,20 @@ from lagom_overlap.collective import CommunicatorId, ConfigTable, LaunchConfig, 
 from lagom_overlap.collective.sites import cycles_for, key_of, standing_for
 from lagom_overlap.errors import JobError
 from lagom_overlap.export.deployment import Deployment
-from lagom_overlap.export.saved import SavedSettings, read_saved
+from lagom_overlap.export.saved import GLOO_ROUTE, SETTINGS_NAME, SavedSettings, read_saved
 from lagom_overlap.nccl_plugin.channel_limit import most_channels
 from lagom_overlap.nccl_plugin.table_layout import MAX_COMMUNICATORS
 from lagom_overlap.nccl_plugin.table_writer import ProcessCommunicator
 from lagom_overlap.record import starts_with
 
 
-def is_online_settings(path: Path) -> bool:
-    """Whether a file looks like saved settings: JSON, not a binary table."""
-    return starts_with(path, b"{")
+def online_settings(path: Path) -> Path | None:
+    """The file of saved settings: the path itself, or in a folder of `lagom run --online`; None if it is neither.
+
+    A file counts by what it begins with: JSON, not a binary table.
+    """
+    file = path / SETTINGS_NAME if path.is_dir() else path
+    return file if starts_with(file, b"{") else None
 
 
 def read_online_deployment(path: Path) -> tuple[Deployment, SavedSettings]:
@@ -30,7 +34,7 @@ def read_online_deployment(path: Path) -> tuple[Deployment, SavedSettings]:
         JobError: if the settings are not NCCL's, or name more communicators than a table holds.
     """
     saved = read_saved(path)
-    if saved.route == "gloo":
+    if saved.route == GLOO_ROUTE:
         raise JobError(
             f"{str(path)!r} was tuned on gloo: its slices mean nothing to NCCL; a job on gloo starts from it "
             "with lagom run --online --config"

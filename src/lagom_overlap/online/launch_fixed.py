@@ -1,5 +1,6 @@
 """A job that `lagom run --config` started: the launcher's table and carve-out, as soon as all ranks can."""
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -8,12 +9,14 @@ from torch import distributed as dist
 from torch import nn
 
 from lagom_overlap.collective import LaunchConfig
+from lagom_overlap.collective.sites import SiteSetting
 from lagom_overlap.errors import JobError, LagomError
 from lagom_overlap.export.env_file import CARVE_OUT_VARIABLE
 from lagom_overlap.export.plugin_table import CHECKSUM_VARIABLE
 from lagom_overlap.export.saved import other_engine, other_world
 from lagom_overlap.nccl_plugin.library import TunerPlugin
 from lagom_overlap.online.agreed_table import apply_on_all, meet
+from lagom_overlap.online.conclusions import command_text
 from lagom_overlap.online.device import engine_in_use
 from lagom_overlap.online.events import rank_of
 from lagom_overlap.online.guest import say
@@ -23,6 +26,7 @@ from lagom_overlap.online.routes.carve_out import open_compute_route
 from lagom_overlap.online.routes.compute import ComputeRoute
 from lagom_overlap.online.run_jobs import CONFIG_VARIABLE
 from lagom_overlap.online.tuner import store_of
+from lagom_overlap.results.conclusion import Conclusion
 
 ENGINE_VARIABLE: Final = "LAGOM_RUN_ENGINE"
 """The engine under which the settings were found; from the launcher, so that all ranks decide by the same value."""
@@ -43,6 +47,9 @@ class Fixed:
         self._plugin = plugin
         self._is_first, self._num_steps = rank_of(environment) == 0, 0
         self._is_said = False
+        self._refused = ""
+        self._config = environment.get(CONFIG_VARIABLE, "")
+        self._counts = (0, 0)
         if self._plugin is None:
             self._say("the job's process groups are not on NCCL")
         elif why := _refusal(environment) or _apply(self._plugin, environment):
@@ -66,10 +73,31 @@ class Fixed:
         """Always: a table in force stays in force without any further action of this rank."""
         return True
 
+    @staticmethod
+    def steady() -> tuple[SiteSetting, ...]:
+        """One setting throughout, which the table knows."""
+        return ()
+
+    def why_void(self) -> str:
+        """Why nothing was set."""
+        return self._refused
+
+    def conclusion(self) -> Conclusion:
+        """What of the table met a call."""
+        command, config = command_text(), shlex.quote(self._config)
+        num_asked, num_matched = self._counts
+        if self._refused or not num_matched:
+            why = self._refused or "the job made no step"
+            return Conclusion("nothing was set", why, f"lagom run --observe -- {command}")
+        found = f"{num_matched} of {num_asked} calls that NCCL asked about were set"
+        return Conclusion(found, f"their call sites are in {config}", f"lagom run --prove {config} -- {command}")
+
     def close(self) -> None:
         """Restores the job's own launches."""
         if self._num_steps:
             self._say_misfit()
+        if self._plugin is not None:
+            self._counts = self._plugin.counts()
         if self._compute is not None:
             self._compute.close()
 
@@ -85,7 +113,7 @@ class Fixed:
         self._is_said = True
 
     def _say(self, why: str) -> None:
-        self._is_said = True
+        self._is_said, self._refused = True, why
         if self._is_first:
             say([f"--config is not applied: {why}"])
 

@@ -1,6 +1,9 @@
 """A job that `lagom run --observe` started: nothing is changed; a few steps are sampled under PyTorch's profiler."""
 
+import contextlib
+import gzip
 import logging
+import shlex
 from collections import Counter, defaultdict
 from pathlib import Path
 from statistics import median
@@ -11,20 +14,27 @@ from torch import nn
 from torch.profiler import ProfilerActivity
 
 from lagom_overlap.collective import CollectiveKind
-from lagom_overlap.errors import TraceError
+from lagom_overlap.collective.sites import SiteSetting
+from lagom_overlap.errors import OutputError, TraceError
 from lagom_overlap.nccl_plugin.library import TunerPlugin
 from lagom_overlap.nccl_plugin.record_log import Flag, RecordedDecision, RecordLog, read_record
 from lagom_overlap.nccl_plugin.support import NcclVersion
+from lagom_overlap.online.conclusions import command_text
 from lagom_overlap.online.device import job_device, note_model
 from lagom_overlap.online.events import JsonLines, PrometheusFile
 from lagom_overlap.online.guest import say
 from lagom_overlap.online.job_profiler import OWN_PROFILER, exported
-from lagom_overlap.online.observe import Sampler, SeenCall, Shares, report_lines
+from lagom_overlap.online.launch_steps import is_trained_in_parallel
+from lagom_overlap.online.observe import Sampler, SeenCall, Shares, conclusion, report_lines
+from lagom_overlap.record import make_folder, write_private
+from lagom_overlap.results.conclusion import Conclusion
 from lagom_overlap.trace.gpu_trace import NS_PER_S, KnobReach
 from lagom_overlap.trace.operators import read_operators
 from lagom_overlap.trace.reader import ReadOptions, read_file
 from lagom_overlap.units import format_bytes, format_seconds
 
+MOST_TRACES: Final = 8
+"""Ranks whose last sampled step is kept as a trace: one per role suffices, and a trace may have 100 MB unpacked."""
 MOST_SITES: Final = 8
 """How many sites are listed; the rest are only counted. Chosen to keep the report on one screen."""
 
@@ -77,7 +87,10 @@ _log = logging.getLogger(__name__)
 
 
 class ProfiledStep:
-    """One step under the profiler at a time."""
+    """One step under the profiler at a time; the last one's trace stays at `keep`, if that is given."""
+
+    def __init__(self, keep: Path | None = None) -> None:
+        self._keep = keep
 
     @staticmethod
     def begin() -> None:
@@ -87,8 +100,7 @@ class ProfiledStep:
             activities.append(ProfilerActivity.CUDA)
         OWN_PROFILER.start(activities=activities)
 
-    @staticmethod
-    def end() -> list[SeenCall] | None:
+    def end(self) -> list[SeenCall] | None:
         """The step's collectives; None if the profiler was taken away meanwhile, or its file cannot be read."""
         if torch.cuda.is_available():
             torch.cuda.synchronize(job_device())
@@ -97,10 +109,28 @@ class ProfiledStep:
             return None
         try:
             with exported(profiler) as path:
+                self._keep_trace(path)
                 return kernels_of(path) if torch.cuda.is_available() else gloo_runs_of(path)
         except (RuntimeError, OSError, TraceError) as error:
             _log.debug("the sample is void: %s", error)
             return None
+
+    def _keep_trace(self, path: Path) -> None:
+        if self._keep is None:
+            return
+        try:
+            if not self._keep.parent.is_dir():
+                with contextlib.suppress(OutputError):  # another rank was first
+                    make_folder(self._keep.parent)
+            write_private(self._keep, gzip.compress(path.read_bytes(), compresslevel=1))
+        except (OSError, OutputError) as error:
+            _log.warning("the sampled step is not kept: %s", error)
+            self._keep = None
+
+    @property
+    def kept(self) -> Path | None:
+        """The trace that is there, if any."""
+        return self._keep if self._keep is not None and self._keep.exists() else None
 
 
 def kernels_of(path: Path) -> list[SeenCall]:
@@ -129,10 +159,14 @@ class Observing:
         rank: int,
         record: Path | None = None,
         plugin: TunerPlugin | None = None,
+        traces: Path | None = None,
     ) -> None:
+        """`traces`: the folder in which the last sampled step of each of the first ranks stays; None: nowhere."""
         OWN_PROFILER.watch()
         self._shares = Shares(nccl)
-        self._sampler = Sampler(self._shares, ProfiledStep.begin, ProfiledStep.end, OWN_PROFILER.why_not)
+        self._step = ProfiledStep(traces / f"rank{rank}.json.gz" if traces is not None and rank < MOST_TRACES else None)
+        self._is_in_adapter = False
+        self._sampler = Sampler(self._shares, self._step.begin, self._step.end, OWN_PROFILER.why_not)
         self._events, self._metrics, self._rank = events, metrics, rank
         self._record, self._plugin = record, plugin
         self._is_said = False
@@ -140,6 +174,7 @@ class Observing:
     def on_model(self, model: nn.Module) -> None:
         """Notes the model."""
         note_model(model)
+        self._is_in_adapter = is_trained_in_parallel(model)
         self._events.write("model", type=type(model).__name__)
 
     def on_step(self) -> None:
@@ -154,6 +189,27 @@ class Observing:
     def may_end() -> bool:
         """Always: nothing of the job was changed."""
         return True
+
+    @staticmethod
+    def steady() -> tuple[SiteSetting, ...]:
+        """Nothing is ever set."""
+        return ()
+
+    @staticmethod
+    def why_void() -> str:
+        """Nothing: the job ran untouched, but for a few sampled steps."""
+        return ""
+
+    def conclusion(self) -> Conclusion:
+        """What was seen, and what to type to use it."""
+        kept = self._step.kept
+        return conclusion(
+            self._shares,
+            self._sampler.reason,
+            command_text(),
+            trace="" if kept is None else shlex.quote(str(kept.parent)),
+            is_in_adapter=self._is_in_adapter,
+        )
 
     def close(self) -> None:
         """The report of what there is, if it was not said."""

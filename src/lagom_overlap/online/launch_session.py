@@ -7,6 +7,7 @@ a rank that cannot do as the others do, or cannot know what they do, ends the jo
 import contextlib
 import os
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, MutableMapping
 from functools import partial
 from pathlib import Path
@@ -16,13 +17,16 @@ from typing import Final, Protocol
 from torch import distributed as dist
 from torch import nn
 
+from lagom_overlap.collective.sites import SiteSetting
 from lagom_overlap.errors import BackendError, JobError, OutputError
+from lagom_overlap.export.saved import SETTINGS_NAME
+from lagom_overlap.online import conclusions
 from lagom_overlap.online.device import nccl_in_use
 from lagom_overlap.online.events import JsonLines, PrometheusFile, rank_of
 from lagom_overlap.online.guest import safely, say
 from lagom_overlap.online.job_profiler import OWN_PROFILER
 from lagom_overlap.online.launch_steps import TrainingSteps, is_trained, is_trained_in_parallel
-from lagom_overlap.online.options import MODE_VARIABLE, is_disabled
+from lagom_overlap.online.options import MODE_VARIABLE, OnlineOptions, is_disabled
 from lagom_overlap.online.ranks.messages import SETTLED, SwitchState
 from lagom_overlap.online.run_jobs import (
     CONFIG_VARIABLE,
@@ -32,15 +36,29 @@ from lagom_overlap.online.run_jobs import (
     note_rank,
 )
 from lagom_overlap.online.tuner import OnlineTuner
+from lagom_overlap.results.conclusion import Conclusion
+from lagom_overlap.results.step_times import MOST_STEPS, StepTimes, write_step_times
 from lagom_overlap.tuners.registry import OURS
 
-SETTINGS_NAME: Final = "settings.json"
+TRACES: Final = "traces"
+"""Where `--observe` leaves a sampled step of the first ranks, for `lagom analyze`."""
+PART_VARIABLE: Final = "LAGOM_RUN_PART"
+"""Set in each run of a proof by restarts, which says at its own end what came of them."""
 FLUSH_EVERY: Final = 50
 """Steps between two writes of the metrics if nothing happens. Bounds the cost per step; chosen, not measured."""
 
 
 class Session(Protocol):
     """What is done with a job."""
+
+    def steady(self) -> tuple[SiteSetting, ...] | None:
+        """The settings under which steps run as they would go on to; None while something is tried."""
+
+    def why_void(self) -> str:
+        """Why the times of its steps say nothing of what was asked for; empty if they do."""
+
+    def conclusion(self) -> Conclusion:
+        """What came of it, once it is closed."""
 
     def on_model(self, model: nn.Module) -> None:
         """The model is known; its first step follows."""
@@ -67,12 +85,19 @@ class Rank:
         events: JsonLines,
         metrics: PrometheusFile,
         accepts: Callable[[nn.Module], bool] = is_trained,
+        *,
+        folder: Path | None = None,
     ) -> None:
+        """`folder`: where rank 0's step times go; None on the other ranks, who say nothing at the end either."""
         self._session = session
         self._events = events
         self._metrics = metrics
         self._num_steps = 0
         self._began_s = 0.0
+        self._folder = folder
+        self._steady: tuple[SiteSetting, ...] | None = None
+        self._times_s: deque[float] = deque(maxlen=MOST_STEPS)
+        self._is_closed = False
         self._steps = TrainingSteps(self._guarded_model, self._guarded_step, accepts, self._guarded_update)
         os.register_at_fork(after_in_child=partial(_take_hooks_away, weakref.ref(self)))
 
@@ -82,12 +107,31 @@ class Rank:
         OWN_PROFILER.unwatch()
 
     def close(self) -> None:
-        """Ends the session; safe to call twice."""
+        """Ends the session and says what came of it; safe to call twice."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         self._steps.close()
         self._session.close()
         OWN_PROFILER.unwatch()
         self._metrics.flush()
-        self._events.write("end", steps=self._num_steps)
+        if self._folder is None:
+            self._events.write("end", steps=self._num_steps)
+            return
+        ending = self._session.conclusion()
+        self._events.write("end", steps=self._num_steps, result=ending.found, why=ending.why, next=ending.next_line)
+        safely(lambda: self._keep_times(self._folder))
+        if not os.environ.get(PART_VARIABLE):
+            say(ending.lines())
+
+    def _keep_times(self, folder: Path | None) -> None:
+        if folder is not None and self._times_s and not self._session.why_void():
+            times = StepTimes(
+                num_steps=self._num_steps,
+                num_settings=len(self._steady or ()),
+                steps_s=tuple(self._times_s),
+            )
+            write_step_times(folder, times)
 
     def _guarded_model(self, model: nn.Module) -> None:
         safely(lambda: self._session.on_model(model))
@@ -106,12 +150,25 @@ class Rank:
         now = perf_counter()
         if self._num_steps:
             self._metrics.set("lagom_step_seconds", now - self._began_s)
+            self._time(now - self._began_s)
         self._began_s = now
         self._num_steps += 1
         self._metrics.set("lagom_steps", self._num_steps)
         self._session.on_step()
         if self._num_steps % FLUSH_EVERY == 1:
             self._metrics.flush()
+
+    def _time(self, step_s: float) -> None:
+        """Keeps the step's time while one setting is in force; what was before another one is forgotten."""
+        if self._folder is None:
+            return
+        steady = self._session.steady()
+        if steady is None:
+            return
+        if steady is not self._steady and steady != self._steady:  # mostly the same object
+            self._times_s.clear()
+        self._steady = steady
+        self._times_s.append(step_s)
 
 
 def _take_hooks_away(reference: "weakref.ref[Rank]") -> None:
@@ -121,7 +178,10 @@ def _take_hooks_away(reference: "weakref.ref[Rank]") -> None:
 
 
 class Tuning:
-    """Hands the job to `OnlineTuner`, which starts from a file if there is one."""
+    """Hands the job to `OnlineTuner`, which starts from a file if there is one.
+
+    Options without `searches` judge the file's settings (`lagom run --prove`), or set them (`--config` on gloo).
+    """
 
     def __init__(
         self,
@@ -130,12 +190,16 @@ class Tuning:
         *,
         folder: Path,
         config: Path | None,
-        tuner: str,
+        options: OnlineOptions,
         rank: int,
     ) -> None:
         self._events, self._metrics = events, metrics
-        self._folder, self._config, self._rank, self._tuner_name = folder, config, rank, tuner
+        self._folder, self._config, self._rank, self._options = folder, config, rank, options
+        self._proves = not options.searches and options.check_share > 0
         self._tuner: OnlineTuner | None = None
+        self._ending: Conclusion | None = None
+        self._proof: Conclusion | None = None
+        self._is_proof_written = False
         self._open: contextlib.AbstractContextManager[None] | None = None
         self._last: tuple[SwitchState, str, int] | None = None
         self._is_unsaved = False
@@ -143,7 +207,7 @@ class Tuning:
     def on_model(self, model: nn.Module) -> None:
         """Makes the tuner, on all ranks at the same call of the model."""
         journal = self._folder / f"journal.{self._rank}.jsonl"
-        self._tuner = OnlineTuner(model, config=self._config, journal=journal, tuner=self._tuner_name)
+        self._tuner = OnlineTuner(model, config=self._config, journal=journal, options=self._options)
         self._events.write("model", type=type(model).__name__)
 
     def on_step(self) -> None:
@@ -168,14 +232,60 @@ class Tuning:
         """Once nothing is tuned here; before, the tuner itself sees that it is disabled, and takes all ranks off."""
         return self._tuner is None or self._tuner.state is SwitchState.OFF
 
+    def steady(self) -> tuple[SiteSetting, ...] | None:
+        """What is set, once it is settled."""
+        tuner = self._tuner
+        return tuner.settings if tuner is not None and tuner.state in SETTLED else None
+
+    @staticmethod
+    def why_void() -> str:
+        """Nothing: what is not set, is told by the number of settings."""
+        return ""
+
+    def conclusion(self) -> Conclusion:
+        """What was found by the time it was closed."""
+        return (
+            self._proof
+            or self._ending
+            or conclusions.of_tuning(self._stand(), self._folder, conclusions.command_text())
+        )
+
     def close(self) -> None:
         """Takes no further part; a step that was cut off by the end of the job is not counted."""
         tuner = self._tuner
         if tuner is not None:
             safely(lambda: self._note(tuner))
+        self._ending = self.conclusion()  # closing is no state of the search
+        if self._proves and self._rank == 0:
+            safely(self._prove)
         self._open = None
         if tuner is not None:
             tuner.close()
+
+    def _stand(self) -> conclusions.Stand:
+        tuner = self._tuner
+        return conclusions.Stand(
+            state=SwitchState.OFF if tuner is None else tuner.state,
+            reason="" if tuner is None else tuner.reason,
+            num_settings=0 if tuner is None else len(tuner.settings),
+            num_steps=0 if tuner is None else tuner.num_steps,
+            num_steps_left=0 if tuner is None else tuner.num_steps_left,
+            has_model=tuner is not None,
+            is_on_gloo=nccl_in_use() is None,
+            searches=self._options.searches,
+        )
+
+    def _prove(self) -> None:
+        """Writes the proof and takes its words; once, when it is decided or the job ends."""
+        if self._is_proof_written or self._config is None:
+            return
+        self._is_proof_written = True
+        from lagom_overlap.report.proof_page import write_proof  # noqa: PLC0415 - one rank, once
+
+        check = None if self._tuner is None else self._tuner.start_check
+        proof = conclusions.of_proof(self._stand(), check, subject=self._config, options=self._options)
+        self._proof = proof.conclusion
+        write_proof(self._folder, proof)
 
     def _note(self, tuner: OnlineTuner) -> None:
         """Says what changed, and saves the settings whenever they are settled anew."""
@@ -184,13 +294,17 @@ class Tuning:
             return
         if tuner.state is SwitchState.CHECK and self._last is not None and self._last[0] in SETTLED:
             return  # told if it changes anything
-        if self._last is None or self._last[0] is not tuner.state or self._last[2] != len(tuner.settings):
+        is_new_state = self._last is None or self._last[0] is not tuner.state
+        if is_new_state or (self._last is not None and self._last[2] != len(tuner.settings)):
             self._metrics.forget("lagom_state")
             self._metrics.set("lagom_state", 1, state=tuner.state)
-            if self._rank == 0 and self._last is not None:
-                say([f"online tuning: {tuner.state} ({tuner.reason})"])
+            if self._rank == 0 and is_new_state:
+                left = f", at most {tuner.num_steps_left} steps" if tuner.num_steps_left else ""
+                say([f"online tuning: {tuner.state} ({tuner.reason}){left}"])
             if tuner.state in SETTLED:
                 self._save(tuner)
+                if self._proves and self._rank == 0:
+                    safely(self._prove)
         self._last = now
         self._metrics.set("lagom_settings", len(tuner.settings))
         self._metrics.flush()
@@ -229,6 +343,7 @@ def begin_session(environment: Mapping[str, str]) -> Rank:
         plugin = plugin_of(environment)
     events = JsonLines(folder / f"events.{rank}.jsonl", rank=rank)
     metrics = PrometheusFile(folder / f"metrics.{rank}.prom", rank=rank)
+    mine = folder if rank == 0 else None
     events.write("begin", mode=mode, world_size=dist.get_world_size(), backend=dist.get_backend())
     match mode:
         case "observe":
@@ -237,23 +352,41 @@ def begin_session(environment: Mapping[str, str]) -> Rank:
 
             pattern = environment.get("LAGOM_RECORD")
             record = expanded(pattern, rank) if pattern else None
-            observing = Observing(nccl, events, metrics, rank=rank, record=record, plugin=plugin)
-            return Rank(observing, events, metrics)
-        case "online":
+            observing = Observing(
+                nccl, events, metrics, rank=rank, record=record, plugin=plugin, traces=folder / TRACES
+            )
+            return Rank(observing, events, metrics, folder=mine)
+        case "online" | "prove" | "held":
             config = environment.get(CONFIG_VARIABLE)
             tuning = Tuning(
                 events,
                 metrics,
                 folder=folder,
                 config=Path(config) if config else None,
-                tuner=environment.get(TUNER_VARIABLE, OURS),
+                options=_options(mode, environment),
                 rank=rank,
             )
             # On gloo an adapter has to fit the model; below the plug-in any framework will do.
-            return Rank(tuning, events, metrics, is_trained_in_parallel if nccl is None else is_trained)
+            accepts = is_trained_in_parallel if nccl is None else is_trained
+            return Rank(tuning, events, metrics, accepts, folder=mine)
         case "fixed":
             from lagom_overlap.online.launch_fixed import Fixed  # noqa: PLC0415
 
-            return Rank(Fixed(plugin, environment), events, metrics)
+            return Rank(Fixed(plugin, environment), events, metrics, folder=mine)
+        case "planned":
+            from lagom_overlap.online.launch_planned import Planned  # noqa: PLC0415
+
+            return Rank(Planned(environment), events, metrics, folder=mine)
         case _:
-            raise JobError(f"{MODE_VARIABLE} is {mode!r}; allowed: observe, online, fixed")
+            raise JobError(f"{MODE_VARIABLE} is {mode!r}; allowed: observe, online, prove, held, fixed, planned")
+
+
+def _options(mode: str, environment: Mapping[str, str]) -> OnlineOptions:
+    """Online tuning's of a mode; what only judges or holds settings is done with that, and does not watch."""
+    match mode:
+        case "prove":
+            return OnlineOptions(searches=False, watch_steps=0, max_rearms=0)
+        case "held":
+            return OnlineOptions(searches=False, watch_steps=0, max_rearms=0, check_share=0.0)
+        case _:
+            return OnlineOptions(tuner=environment.get(TUNER_VARIABLE, OURS))

@@ -14,6 +14,8 @@ from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.engines.cpu_limits import KINDS as GLOO_KINDS
 from lagom_overlap.nccl_plugin.support import NO, Knob, NcclVersion, Settable, best_route, support_of
 from lagom_overlap.nccl_plugin.table_layout import KINDS as TUNER_KINDS
+from lagom_overlap.results.conclusion import Conclusion
+from lagom_overlap.units import format_seconds
 
 FIRST_SAMPLED: Final = 3
 """The first sampled step; the steps before it warm up connections, allocators and compilation."""
@@ -89,11 +91,36 @@ def report_lines(shares: Shares, reason: str = "") -> list[str]:
     ]
     ratios = shares.ratios()
     lines += [f"  {knob:22} {ratio:6.1%}  {_way(knob, shares.nccl)}".rstrip() for knob, ratio in ratios.items()]
-    if any(ratios.values()):
-        lines.append("a trial shows how much of that is a gain: lagom run --online instead of --observe")
-    else:
-        lines.append("nothing to tune here")
     return lines
+
+
+def conclusion(shares: Shares, reason: str, command: str, *, trace: str = "", is_in_adapter: bool = True) -> Conclusion:
+    """What was seen, in three lines; `reason` as for `report_lines`, `trace` names the step that was kept.
+
+    `is_in_adapter`: on gloo an adapter calls the collectives of what was trained; no matter on NCCL.
+    """
+    where = "gloo" if shares.nccl is None else "NCCL"
+    if not shares.num_steps or not shares.total_s:
+        why = reason or f"steps {FIRST_SAMPLED} to {FIRST_SAMPLED + SAMPLED_APART * (NUM_SAMPLED - 1)} are sampled"
+        if shares.num_steps:
+            why = f"{shares.num_steps} sampled steps call none"
+        next_line = f"lagom run --observe -- {command}   (with more steps)"
+        return Conclusion(f"no collective of a training step was seen on {where}", why, next_line)
+    knob, ratio = max(shares.ratios().items(), key=lambda pair: pair[1])
+    found = f"{format_seconds(shares.total_s / shares.num_steps)} of collectives a step on {where}"
+    if not ratio:
+        why = f"no knob reaches any of them: {', '.join(shares.by_kind_s)}"
+        return Conclusion(f"{found}; nothing of it can be set", why, _look(trace, command))
+    if not (is_in_adapter or shares.nccl is not None):
+        why = "they are called by no FSDP2 or DDP module (DTensor or the job itself calls them): out of reach on gloo"
+        return Conclusion(f"{found}; nothing of it can be set", why, _look(trace, command))
+    found += f"; settings reach {ratio:.0%} of it"
+    why = f"{knob} can be set {_way(knob, shares.nccl)}; how much of that is a gain, only a trial shows"
+    return Conclusion(found, why, f"lagom run --online -- {command}")
+
+
+def _look(trace: str, command: str) -> str:
+    return f"lagom analyze {trace}" if trace else f"{command}   (as it is: there is nothing to set)"
 
 
 def _way(knob: Knob, nccl: NcclVersion | None) -> str:

@@ -31,6 +31,8 @@ class OnlineOptions:
     Checks against the default cover saved settings at the start, the settings left by the last allowed search, and any
     settings later. The later ones take at most `check_share` of the settled steps so far; the check at the start and
     the one after the last search do not count towards that share (0: no checks, saved settings are trusted).
+    Without `searches` nothing is searched: saved settings are judged against the default by the rule of a verdict, or
+    trusted where `check_share` is 0, and if they are not of this job, nothing is set.
     `timeout_s` is the longest time that any rank waits for another one because of us. `sm_carveouts` are numbers of SMs
     that the computation may leave free, one for the whole step; the tuner must search them (`both_sides`).
     `new_algorithms` also tries algorithms that NCCL has not used on a communicator yet: their buffers stay allocated
@@ -56,6 +58,7 @@ class OnlineOptions:
     journal: Path | None = None
     sm_carveouts: tuple[int, ...] = ()
     new_algorithms: bool = False
+    searches: bool = True
 
     def __post_init__(self) -> None:
         wrong = [

@@ -21,7 +21,7 @@ from datetime import timedelta
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 from torch import distributed as dist
@@ -60,6 +60,9 @@ from lagom_overlap.online.routes.plugin_owner import PLUGIN_OWNER
 from lagom_overlap.online.step_clock import EventClock
 from lagom_overlap.record import utc_now
 from lagom_overlap.tuners.registry import check_tuner_name, searches_launches
+
+if TYPE_CHECKING:  # one rank checks, and it alone loads what does
+    from lagom_overlap.online.ranks.check import Check
 
 _log = logging.getLogger(__name__)
 
@@ -189,6 +192,23 @@ class OnlineTuner:
     def settings(self) -> tuple[SiteSetting, ...]:
         """What is set now, by call site; empty where everything is as without us."""
         return self._member.settings if self._member is not None else ()
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the job so far, as the tuner counts them."""
+        return 0 if self._member is None else self._member.num_steps
+
+    @property
+    def num_steps_left(self) -> int:
+        """The most steps until the state under way ends, on rank 0; 0 elsewhere and where it is settled."""
+        leader = None if self._member is None else self._member.leader
+        return 0 if leader is None else leader.num_steps_left
+
+    @property
+    def start_check(self) -> "Check | None":
+        """The check of the settings that the job was started with, on rank 0, under way or over; None without one."""
+        leader = None if self._member is None else self._member.leader
+        return None if leader is None else leader.start_check
 
     @property
     def is_settled(self) -> bool:

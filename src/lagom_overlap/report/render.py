@@ -7,11 +7,13 @@ the figures' JSON escapes what could end a script.
 
 from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING
 
 import jinja2
-import plotly.graph_objects as go
 from markupsafe import Markup
-from plotly.offline import get_plotlyjs
+
+if TYPE_CHECKING:  # a page without figures is also drawn by a rank of a job, which must not wait for plotly
+    import plotly.graph_objects as go
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +52,24 @@ def render(template: str, *, has_figures: bool, **values: object) -> str:
         .render(
             css=_inline("report.css"),
             js=_inline("report.js") if has_figures else Markup(),
-            plotly_js=Markup(get_plotlyjs()) if has_figures else Markup(),
+            plotly_js=_plotly_js() if has_figures else Markup(),
             **values,
         )
     )
 
 
-def embedded(figure: go.Figure, caption: str = "") -> EmbeddedFigure:
+def _plotly_js() -> Markup:
+    from plotly.offline import get_plotlyjs  # noqa: PLC0415 - see the top
+
+    return Markup(get_plotlyjs())
+
+
+def embedded(figure: "go.Figure", caption: str = "") -> EmbeddedFigure:
     """A figure as a page holds it."""
     text = figure.to_json().replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
     return EmbeddedFigure(Markup(text), int(figure.layout.height), caption)
 
 
-def embedded_if_any(figure: go.Figure | None) -> EmbeddedFigure | None:
+def embedded_if_any(figure: "go.Figure | None") -> EmbeddedFigure | None:
     """The same for a figure that may be missing."""
     return None if figure is None else embedded(figure)

@@ -23,7 +23,7 @@ difference below the least effect is none there either: no formula is that good.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import ceil, exp, inf, isfinite, log
 from statistics import median
@@ -50,8 +50,19 @@ _BETS: Final = np.array([0.2, 0.4, 0.8, 1.6, 6.4])
 _WEIGHTS: Final = np.log([0.15, 0.15, 0.15, 0.15, 0.40])
 """ln w_k: small bets for gains within the noise, a large one for gains beyond it. Any weights that sum to 1 are valid;
 they only change how many pairs a decision takes."""
-LEAST_PAIRS: Final = ceil(log(1 / ALPHA) / log(1 + _MOST_BET))
-"""The fewest pairs that can decide, unless they are exact: with every bet won, wealth reaches 1 / ALPHA here."""
+
+
+def least_pairs(alpha: float) -> int:
+    """The fewest pairs that can decide, unless they are exact: with every bet won, wealth reaches 1 / alpha here."""
+    return ceil(log(1 / alpha) / log(1 + _MOST_BET))
+
+
+def pairs_of_large_bet(alpha: float) -> int:
+    """The fewest pairs by which the large bet alone decides: those of a gain that is clear of the noise."""
+    return ceil((log(1 / alpha) - float(_WEIGHTS.max())) / log(1 + _MOST_BET))
+
+
+LEAST_PAIRS: Final = least_pairs(ALPHA)
 
 Array = NDArray[np.float64]
 
@@ -108,7 +119,8 @@ class Judgement:
         if not isfinite(self.largest_unseen):
             if self.decision is Decision.NO_DIFFERENCE and self.ratio < 1:
                 return f"{self.ratio:.3f}x; ended after {num}, when it could no longer be proven faster{noise}"
-            need = f"; a decision needs at least {LEAST_PAIRS}" if self.num_pairs < LEAST_PAIRS else ""
+            least = least_pairs(self.alpha)
+            need = f"; a decision needs at least {least}" if self.num_pairs < least else ""
             return f"{self.ratio:.3f}x, undecided after {num}{noise}{need}"
         return f"{self.ratio:.3f}x ({limits}), not proven faster or slower in {num}{noise}"
 
@@ -166,6 +178,30 @@ def judged_pairs(
         alpha=alpha,
         min_effect=min_effect,
     )
+
+
+def proven_pairs(
+    incumbent_s: Sequence[float],
+    challenger_s: Sequence[float],
+    most_pairs: int,
+    *,
+    same_s: Sequence[tuple[float, float]] = (),
+    alpha: float = ALPHA,
+) -> Judgement:
+    """The same for a proof, which also has to say that the challenger is slower, or how far the arms are apart at most.
+
+    So it does not end because "faster" is out of reach: before `most_pairs` only a decision ends it, or a difference
+    that is bounded on both sides.
+
+    Raises:
+        ValueError: as `judged_pairs`.
+    """
+    is_last = len(incumbent_s) >= most_pairs
+    most = most_pairs if is_last else None
+    judgement = judged_pairs(incumbent_s, challenger_s, same_s=same_s, most_pairs=most, alpha=alpha)
+    if judgement.decision is Decision.NO_DIFFERENCE and not (is_last or isfinite(judgement.largest_unseen)):
+        return replace(judgement, decision=Decision.OPEN)
+    return judgement
 
 
 def is_exact(

@@ -22,7 +22,7 @@ from lagom_overlap.export.plugin_table import plugin_table
 from lagom_overlap.hardware import Cluster
 from lagom_overlap.interrupts import held_back
 from lagom_overlap.jobfile.job import Job
-from lagom_overlap.jobfile.online_settings import is_online_settings, read_online_deployment
+from lagom_overlap.jobfile.online_settings import online_settings, read_online_deployment
 from lagom_overlap.jobfile.run_folder import RunFolder
 from lagom_overlap.nccl_plugin.capability import BoxMaps
 from lagom_overlap.nccl_plugin.loaded import installed_nccl
@@ -32,6 +32,7 @@ from lagom_overlap.record import make_folder, read_regular, write_private
 from lagom_overlap.results.export import ExportedFile, ExportResult
 from lagom_overlap.toml_tables import parse_toml
 from lagom_overlap.tuners.problem import GroupProblem
+from lagom_overlap.verbs.given import given
 from lagom_overlap.verbs.own_trace import is_own_run, read_own_run
 from lagom_overlap.workload import CommOp
 
@@ -151,16 +152,19 @@ def _timeline(run: Path) -> Exported:
 def read_deployment(run: Path) -> ExportSource:
     """What a run folder of `lagom tune` deploys, every call site that its `configs.toml` sets; or saved settings.
 
+    Saved settings are a file, or the folder of the `lagom run --online` that left it.
+
     Raises:
         JobError: if it is neither, was predicted from traces, which name no call sites, or is of an engine whose knobs
             are not NCCL's.
         BundleError: if a file of it is damaged.
     """
-    if run.is_file() and is_online_settings(run):
-        return ExportSource(read_online_deployment(run)[0], ())
+    if (saved := online_settings(run)) is not None:
+        return ExportSource(read_online_deployment(saved)[0], ())
     if not run.is_dir():
         lacks = "is neither a run folder nor settings of online tuning" if run.exists() else "does not exist"
         raise JobError(f"{str(run)!r} {lacks}")
+    given(run)  # what another verb's run leaves to set, it says
     if not is_own_run(run):
         raise JobError(f"{str(run)!r} is no run folder of lagom tune: run.json or measurements.jsonl is missing")
     if RunFolder.read(run).record.from_trace is not None:

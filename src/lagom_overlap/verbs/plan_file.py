@@ -117,11 +117,21 @@ def read_fsdp2_settings(path: Path, num_ranks: int) -> Fsdp2Settings:
     Raises:
         JobError: if the file is no plan, for another carrier or number of ranks.
     """
+    settings, found_with = fsdp2_plan(path)
+    _check_ranks(path, found_with, num_ranks)
+    return settings
+
+
+def fsdp2_plan(path: Path) -> tuple[Fsdp2Settings, int]:
+    """The settings of a plan for FSDP2, and the number of ranks that it is for.
+
+    Raises:
+        JobError: if the file is no plan, or for another carrier.
+    """
     held = _decoded(path)
     if held.fsdp2 is None:
         raise JobError(f"plan {str(path)!r} is for {held.plan.carrier or 'no framework'}, not for fsdp2")
-    _check_ranks(path, held, num_ranks)
-    return held.fsdp2
+    return held.fsdp2, held.plan.num_ranks
 
 
 def check_plan(path: Path, iteration: Iteration, num_ranks: int) -> None:
@@ -172,9 +182,9 @@ def read_rewrites(path: Path, iteration: Iteration, num_ranks: int, *, other_row
     return _applied(path, held, iteration, num_ranks, other_rows=other_rows)[0]
 
 
-def _check_ranks(path: Path, held: _File, num_ranks: int) -> None:
-    if held.plan.num_ranks != num_ranks:
-        raise JobError(f"plan {str(path)!r} is for {held.plan.num_ranks} ranks, this job has {num_ranks}")
+def _check_ranks(path: Path, made_for: int, num_ranks: int) -> None:
+    if made_for != num_ranks:
+        raise JobError(f"plan {str(path)!r} is for {made_for} ranks, this job has {num_ranks}")
 
 
 def _difference(held: _File, iteration: Iteration) -> str:
@@ -195,7 +205,7 @@ def _applied(
     path: Path, held: _File, iteration: Iteration, num_ranks: int, *, other_rows: bool = False
 ) -> tuple[tuple[Rewrite, ...], Iteration]:
     """The rewrites, and what they make of the step."""
-    _check_ranks(path, held, num_ranks)
+    _check_ranks(path, held.plan.num_ranks, num_ranks)
     digest = graph_digest(iteration)
     if held.plan.graph != digest and not other_rows:
         raise JobError(f"plan {str(path)!r} is for another graph: {_difference(held, iteration)}")

@@ -22,7 +22,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
@@ -32,16 +32,18 @@ from lagom_overlap.errors import JobError, MissingDependencyError, OutputError
 from lagom_overlap.export.deployment import Deployment
 from lagom_overlap.export.env_file import CARVE_OUT_VARIABLE
 from lagom_overlap.export.plugin_table import CHECKSUM_VARIABLE, FILE_NAME, checksum_of, plugin_table
-from lagom_overlap.export.saved import read_saved
+from lagom_overlap.export.saved import GLOO_ROUTE, read_saved
 from lagom_overlap.jobfile.conflicts import conflicts
 from lagom_overlap.jobfile.nccl_conf import with_conf_files
-from lagom_overlap.jobfile.online_settings import is_online_settings, read_online_deployment
+from lagom_overlap.jobfile.online_settings import read_online_deployment
 from lagom_overlap.jobfile.run_folder import RECORD, RUNS_FOLDER, RunFolder, RunKind, RunRecord
 from lagom_overlap.nccl_plugin.library import installed_library
 from lagom_overlap.nccl_plugin.table_reader import MAX_TABLE_BYTES, decode_table, read_table
 from lagom_overlap.nccl_plugin.table_writer import write_table
-from lagom_overlap.record import OTHERS_MAY_WRITE, check_own_folder, read_regular
+from lagom_overlap.record import OTHERS_MAY_WRITE, check_own_folder, read_regular, write_private
+from lagom_overlap.results.base import encoded
 from lagom_overlap.tuners.registry import check_tuner_name
+from lagom_overlap.verbs.given import Given, GivenKind, given, read_environment
 
 MODE_VARIABLE: Final = "LAGOM_RUN_MODE"
 FOLDER_VARIABLE: Final = "LAGOM_RUN_FOLDER"
@@ -50,30 +52,49 @@ CONFIG_VARIABLE: Final = "LAGOM_RUN_CONFIG"
 TUNER_VARIABLE: Final = "LAGOM_RUN_TUNER"
 ENGINE_VARIABLE: Final = "LAGOM_RUN_ENGINE"
 WORLD_VARIABLE: Final = "LAGOM_RUN_WORLD"
+COMMAND_VARIABLE: Final = "LAGOM_RUN_COMMAND"
+PLAN_VARIABLE: Final = "LAGOM_RUN_PLAN"
+PART_VARIABLE: Final = "LAGOM_RUN_PART"
+"""Set in each run of a proof by restarts, which says at its own end what came of them."""
+PLAN_SETTINGS_NAME: Final = "fsdp2.json"
+"""What the ranks read of a plan, in the run's folder."""
 RECORD_NAME: Final = "record.%r.bin"
 PROFILE_NAME: Final = "profile.%r.bin"
 _PROFILER_NAME: Final = "libnccl-profiler.so"
 """What NCCL loads as its profiler where none is named."""
 QUIET_KINETO: Final = "6"
 """Above every level of the profiler's log: it greets on stderr each time that a step is sampled."""
+_MOST_COMMAND: Final = 4096
 _SIZE_VARIABLES: Final = ("SLURM_NTASKS", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 """How many tasks a launcher started, each of which runs `lagom run`."""
 
 
 class RunMode(StrEnum):
-    """What is done with the job: decide by a file, watch only, or tune."""
+    """What is done with the job.
+
+    FIXED decides by a table; HELD sets what online tuning saved on gloo; PLANNED runs it as it is started, with an
+    environment file's variables or FSDP2 told a plan, and times its steps. OBSERVE changes nothing, ONLINE tunes, PROVE
+    judges saved settings.
+    """
 
     FIXED = "fixed"
+    HELD = "held"
+    PLANNED = "planned"
     OBSERVE = "observe"
     ONLINE = "online"
+    PROVE = "prove"
+
+
+_WITHOUT_PLUGIN: Final = (RunMode.PLANNED, RunMode.HELD)
+"""What of a job these set is not NCCL's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchRequest:
     """A command and how to run it.
 
-    `config` is what --config names, `tuner` what searches online (None: ours), `out` a new folder (None: one below
-    lagom-runs).
+    `config` is what --config or --prove names, `tuner` what searches online (None: ours), `out` a new folder (None: one
+    below lagom-runs). FIXED with a config becomes HELD or PLANNED by what that is; PLANNED without one is untouched.
     """
 
     command: tuple[str, ...]
@@ -86,7 +107,7 @@ class LaunchRequest:
         if not self.command:
             raise JobError("no command: give it after --, such as: lagom run --observe -- torchrun train.py")
         if self.mode is RunMode.FIXED and self.config is None:
-            raise JobError("give --observe, --online or --config RUN: without one there is nothing to do")
+            raise JobError("give --observe, --online, --prove WHAT or --config RUN: without one there is nothing to do")
         if self.mode is RunMode.OBSERVE and self.config is not None:
             raise JobError("--config has no meaning with --observe, which changes nothing")
         if self.tuner is not None and self.mode is not RunMode.ONLINE:
@@ -124,9 +145,7 @@ def prepare(request: LaunchRequest, environment: Mapping[str, str]) -> PreparedL
             folder=None,
             warnings=("LAGOM_DISABLE is set: the command runs as if lagom were not there",),
         )
-    fixed = _fixed(request.config) if request.config is not None and request.mode is RunMode.FIXED else None
-    if request.mode is RunMode.ONLINE:
-        _check_online(request)
+    request, fixed = _resolved(request)
     shared = _shared_folder(request, environment)
     if shared is None:
         RunFolder.check(request.out)
@@ -140,21 +159,19 @@ def prepare(request: LaunchRequest, environment: Mapping[str, str]) -> PreparedL
     else:
         files, note = _files_folder(folder)
         warnings += note
-        prepared |= _plugin_variables(request.mode, library, files, seen)
-        if request.mode is RunMode.ONLINE:
+        if request.mode not in _WITHOUT_PLUGIN:
+            prepared |= _plugin_variables(request.mode, library, files, seen)
+        if request.mode in (RunMode.ONLINE, RunMode.PROVE):
             profiler, note = _profiler_variables(library, files, seen)
             prepared |= profiler
             warnings += note
-        if fixed is not None:
+        if fixed is not None and fixed.table is not None:
             write_table(files / FILE_NAME, fixed.table)
             prepared[CHECKSUM_VARIABLE] = checksum_of(fixed.table)
-    if fixed is not None and fixed.sm_carveout is not None:
-        prepared[CARVE_OUT_VARIABLE] = str(fixed.sm_carveout)
-    if fixed is not None and fixed.engine is not None:
-        prepared[ENGINE_VARIABLE] = fixed.engine
-    if fixed is not None and fixed.world_size is not None:
-        prepared[WORLD_VARIABLE] = str(fixed.world_size)
+    if fixed is not None:
+        prepared |= _fixed_variables(fixed, folder)
     prepared |= {
+        COMMAND_VARIABLE: _command_json(request.command),
         MODE_VARIABLE: request.mode,
         FOLDER_VARIABLE: str(folder),
         RUN_VARIABLE: secrets.token_hex(8),
@@ -169,12 +186,57 @@ def prepare(request: LaunchRequest, environment: Mapping[str, str]) -> PreparedL
     )
 
 
+def _resolved(request: LaunchRequest) -> tuple[LaunchRequest, "_Fixed | None"]:
+    """The request with the file that was given and how the ranks take it, and what is set, where --config sets it."""
+    if request.tuner is not None:
+        check_tuner_name(request.tuner)
+    if request.config is None:
+        return request, None
+    found = given(request.config)
+    request = replace(request, config=found.path)
+    if request.mode in (RunMode.ONLINE, RunMode.PROVE):
+        _check_saved(found, request.mode)
+        return request, None
+    fixed = _fixed(found)
+    return replace(request, mode=fixed.mode), fixed
+
+
+def _fixed_variables(fixed: "_Fixed", folder: Path) -> dict[str, str]:
+    """What tells the ranks what is set, but for the table; a plan's settings are left in the folder."""
+    variables = dict(fixed.variables)
+    if fixed.sm_carveout is not None:
+        variables[CARVE_OUT_VARIABLE] = str(fixed.sm_carveout)
+    if fixed.engine is not None:
+        variables[ENGINE_VARIABLE] = fixed.engine
+    if fixed.world_size is not None:
+        variables[WORLD_VARIABLE] = str(fixed.world_size)
+    if fixed.plan is not None:
+        write_private(folder / PLAN_SETTINGS_NAME, fixed.plan)
+        variables[PLAN_VARIABLE] = str(folder / PLAN_SETTINGS_NAME)
+    return variables
+
+
 def _write_record(request: LaunchRequest, folder: Path) -> None:
     """Says what is run; of several tasks that share the folder, once. A job starts without it, too."""
     if not (folder / RECORD).exists():
-        words = tuple(word.encode(errors="replace").decode() for word in request.command)  # bytes that are no text
-        asked = {"command": words, "mode": request.mode, "config": request.config, "tuner": request.tuner}
+        asked = {
+            "command": _words(request.command),
+            "mode": request.mode,
+            "config": request.config,
+            "tuner": request.tuner,
+        }
         RunFolder(folder).write(RunRecord.now(RunKind.RUN, seed=None, request=asked), skips_unwritable=True)
+
+
+def _words(command: Sequence[str]) -> tuple[str, ...]:
+    """The words, with something else for bytes that are no text."""
+    return tuple(word.encode(errors="replace").decode() for word in command)
+
+
+def _command_json(command: Sequence[str]) -> str:
+    """For the line to type next; without its end where it is long, since an environment has its limits."""
+    text = encoded(_words(command)).decode()
+    return text if len(text) <= _MOST_COMMAND else "[]"
 
 
 def replace_process(launch: PreparedLaunch) -> None:
@@ -235,15 +297,19 @@ def _library() -> tuple[Path | None, str]:
         return None, f"NCCL collectives are out of reach: {error}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Fixed:
-    """What --config sets: the plug-in's table, and SMs that the computation leaves free; `notes` say what it lacks.
+    """What --config sets: the plug-in's table, SMs that the computation leaves free, FSDP2's settings, or variables.
 
-    `engine` is what made the communicators where online tuning found the settings, `world_size` how many ranks there
-    were; None: nobody went by the communicators' order, or ranks.
+    `mode` is how the ranks take it, `notes` say what it lacks. `engine` is what made the communicators where online
+    tuning found the settings, `world_size` how many ranks there were; None: nobody went by the communicators' order, or
+    ranks.
     """
 
-    table: bytes
+    mode: RunMode = RunMode.FIXED
+    table: bytes | None = None
+    plan: bytes | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
     sm_carveout: int | None = None
     notes: tuple[str, ...] = ()
     engine: str | None = None
@@ -252,7 +318,11 @@ class _Fixed:
     @classmethod
     def of(cls, deployment: Deployment, notes: tuple[str, ...] = ()) -> "_Fixed":
         exported = plugin_table(deployment)
-        return cls(exported.content, deployment.launch.sm_carveout, (*notes, *exported.not_carried))
+        return cls(
+            table=exported.content,
+            sm_carveout=deployment.launch.sm_carveout,
+            notes=(*notes, *exported.not_carried),
+        )
 
 
 def _named(request: LaunchRequest) -> dict[str, str]:
@@ -261,36 +331,42 @@ def _named(request: LaunchRequest) -> dict[str, str]:
     return named if request.config is None else {**named, CONFIG_VARIABLE: str(request.config.resolve())}
 
 
-def _check_online(request: LaunchRequest) -> None:
-    if request.tuner is not None:
-        check_tuner_name(request.tuner)
-    config = request.config
-    if config is None:
-        return
-    if not config.exists():
-        raise JobError(f"--config {str(config)!r} does not exist; --online takes settings that online tuning saved")
-    if not is_online_settings(config):
-        raise JobError(f"--online starts from settings that online tuning saved; {str(config)!r} is none")
-    read_saved(config)
+def _check_saved(found: Given, mode: RunMode) -> None:
+    """Refuses what online tuning did not save, and what it saved without settings where these are to be proven."""
+    if found.kind is not GivenKind.SETTINGS:
+        raise JobError(f"--online starts from settings that online tuning saved; {str(found.path)!r} is {found.kind}")
+    saved = read_saved(found.path)
+    if mode is RunMode.PROVE and not saved.settings:
+        raise JobError(f"{str(found.path)!r} sets nothing: the default was not beaten there, so nothing can be proven")
 
 
-def _fixed(config: Path) -> _Fixed:
-    """What a run folder, settings that online tuning saved, or a table file sets."""
-    if config.is_dir():
-        # Not at the top: reading runs needs what tunes them, and most launches have none.
-        from lagom_overlap.verbs.export import read_deployment  # noqa: PLC0415
+def _fixed(found: Given) -> _Fixed:
+    """What is set by something given, and how the ranks take it."""
+    path = found.path
+    match found.kind:
+        case GivenKind.TUNED:
+            # Not at the top, here and below: reading runs and plans needs what makes them, and most launches have none.
+            from lagom_overlap.verbs.export import read_deployment  # noqa: PLC0415
 
-        found = read_deployment(config)
-        return _Fixed.of(found.deployment, found.notes)
-    if not config.is_file():
-        raise JobError(f"--config {str(config)!r} does not exist; give a run folder, saved settings or a plug-in table")
-    if is_online_settings(config):
-        deployment, saved = read_online_deployment(config)
-        return replace(_Fixed.of(deployment), engine=saved.engine, world_size=saved.world_size)
-    read_table(config)
-    data = read_regular(config, MAX_TABLE_BYTES)
-    decode_table(data)
-    return _Fixed(data)
+            source = read_deployment(path)
+            return _Fixed.of(source.deployment, source.notes)
+        case GivenKind.SETTINGS:
+            if read_saved(path).route == GLOO_ROUTE:
+                return _Fixed(mode=RunMode.HELD)
+            deployment, saved = read_online_deployment(path)
+            return replace(_Fixed.of(deployment), engine=saved.engine, world_size=saved.world_size)
+        case GivenKind.PLAN:
+            from lagom_overlap.verbs.plan_file import fsdp2_plan  # noqa: PLC0415
+
+            settings, num_ranks = fsdp2_plan(path)
+            return _Fixed(mode=RunMode.PLANNED, plan=encoded(settings), world_size=num_ranks)
+        case GivenKind.ENVIRONMENT:
+            return _Fixed(mode=RunMode.PLANNED, variables=read_environment(path))
+        case GivenKind.TABLE:
+            read_table(path)
+            data = read_regular(path, MAX_TABLE_BYTES)
+            decode_table(data)
+            return _Fixed(table=data)
 
 
 def _plugin_variables(mode: RunMode, library: Path, folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
@@ -332,7 +408,7 @@ def _shared_folder(request: LaunchRequest, environment: Mapping[str, str]) -> Pa
         OutputError: if it cannot be made.
         JobError: if no name for it is known to all tasks.
     """
-    is_task = any(environment.get(name, "").isdecimal() and int(environment[name]) > 1 for name in _SIZE_VARIABLES)
+    is_task = is_one_of_several(environment)
     is_shared = request.out is not None and nodes_named(request.command, environment) > 1
     if not is_task and not is_shared:
         return None
@@ -350,6 +426,11 @@ def _shared_folder(request: LaunchRequest, environment: Mapping[str, str]) -> Pa
         except OSError as error:
             raise OutputError(f"cannot create output folder {str(path)!r}: {error.strerror}") from None
     return folder
+
+
+def is_one_of_several(environment: Mapping[str, str]) -> bool:
+    """Whether a launcher has started several tasks, of which this is one."""
+    return any(environment.get(name, "").isdecimal() and int(environment[name]) > 1 for name in _SIZE_VARIABLES)
 
 
 def nodes_named(command: Sequence[str], environment: Mapping[str, str]) -> int:

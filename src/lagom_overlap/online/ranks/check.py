@@ -5,7 +5,8 @@ sequential test of every verdict (`tuners.sequential`). It may end after any rou
 settings faster that are not. It also ends as soon as no further round could decide anything.
 
 At the start nothing in this job supports the saved settings: they must prove to be faster. A short first window drops
-them at once if they are slower than `max_slowdown` times the default. Later, a check begins with a single round. If the
+them at once if they are slower than `max_slowdown` times the default. A proof (`lagom run --prove`) then measures the
+default against itself, as every verdict does. Later, a check begins with a single round. If the
 settings win it, they stay and the check is over; if they lose it, the full rounds follow, and the settings are dropped
 if the default is faster there. The two windows of a round follow each other, but any time may pass before the next
 round, because pairs are compared within a round. Pure: no clock, and the same times give the same windows.
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
 
-from lagom_overlap.tuners.sequential import Decision, Judgement, judged_pairs
+from lagom_overlap.tuners.sequential import Decision, Judgement, judged_pairs, proven_pairs
 
 
 class Arm(StrEnum):
@@ -41,9 +42,23 @@ class CheckBudget:
 class Check:
     """One check; `next_arm` says what runs, `report` takes its step time, `is_over` and `is_kept` say how it ended."""
 
-    def __init__(self, *, num_pairs: int, seed: str, max_slowdown: float, default_s: float, is_start: bool) -> None:
-        """At most `num_pairs` rounds; `default_s` is what a step of the default took last, 0 where nobody knows."""
+    def __init__(
+        self,
+        *,
+        num_pairs: int,
+        seed: str,
+        max_slowdown: float,
+        default_s: float,
+        is_start: bool,
+        num_same: int = 0,
+    ) -> None:
+        """At most `num_pairs` rounds; of a proof after `num_same` pairs of the default against itself.
+
+        `default_s` is what a step of the default took last, 0 where nobody knows.
+        """
         self._num_pairs = num_pairs
+        self._num_same = num_same
+        self._same_s: list[float] = []
         self._random = Random(f"{seed}/check")
         self._max_slowdown = max_slowdown
         self._default_s = default_s
@@ -69,14 +84,38 @@ class Check:
         return len(self._queue) == len(Arm)
 
     @property
+    def is_too_slow(self) -> bool:
+        """Whether it ended at once because steps took more than `max_slowdown` times the default's."""
+        return self._slow_s > 0
+
+    @property
+    def num_windows_left(self) -> int:
+        """The most windows that it still takes."""
+        ran = len(self._same_s) + sum(map(len, self._times.values()))
+        return 0 if self.is_over else 2 * self._num_same + len(Arm) * self._num_pairs + self.is_probation - ran
+
+    @property
+    def times_s(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """The mean step times of the rounds' windows so far: the default's, the settings'."""
+        return tuple(self._times[Arm.DEFAULT]), tuple(self._times[Arm.TUNED])
+
+    @property
+    def judgement(self) -> Judgement | None:
+        """How the test stands after the complete rounds; None before two of them."""
+        num_rounds = min(map(len, self._times.values()))
+        return None if num_rounds < 2 else self._judgement(num_rounds)
+
+    @property
     def words(self) -> str:
         """The outcome for people, or how far it is."""
         if self._slow_s:
             return f"steps take {self._slow_s / self._default_s:.2f} times the default's"
-        num_rounds = min(map(len, self._times.values()))
-        if num_rounds < 2:
-            return f"round {num_rounds + 1}"
-        return f"{'tuned' if self.is_start else 'the default'}: {self._judgement(num_rounds).sentence()}"
+        if self._is_noise_due and not self.is_probation:
+            return "measuring noise"
+        judgement = self.judgement
+        if judgement is None:
+            return f"round {min(map(len, self._times.values())) + 1}"
+        return f"{'tuned' if self.is_start else 'the default'}: {judgement.sentence()}"
 
     def report(self, step_s: float) -> None:
         """The mean step time of the window just run."""
@@ -89,10 +128,18 @@ class Check:
             self._default_s = step_s
         if self.is_probation:
             self.is_probation = False
+        elif self._is_noise_due:
+            self._same_s.append(step_s)
         else:
             self._times[arm].append(step_s)
-        if not self._queue:
+        if self._is_noise_due:
+            self._queue = [Arm.DEFAULT]
+        elif not self._queue:
             self._judge()
+
+    @property
+    def _is_noise_due(self) -> bool:
+        return len(self._same_s) < 2 * self._num_same
 
     def _round(self) -> list[Arm]:
         arms = [*Arm]
@@ -119,7 +166,10 @@ class Check:
         """The test's judgement; the burden of proof is on the saved settings at the start, on the default later."""
         incumbent, challenger = (Arm.DEFAULT, Arm.TUNED) if self.is_start else (Arm.TUNED, Arm.DEFAULT)
         times = self._times[incumbent][:num_rounds], self._times[challenger][:num_rounds]
-        return judged_pairs(*times, most_pairs=self._num_pairs)
+        if not self._num_same:
+            return judged_pairs(*times, most_pairs=self._num_pairs)
+        same_s = tuple(zip(self._same_s[::2], self._same_s[1::2], strict=False))
+        return proven_pairs(*times, self._num_pairs, same_s=same_s)
 
     def _end(self, *, is_kept: bool) -> None:
         self.is_over, self.is_kept, self._queue = True, is_kept, []

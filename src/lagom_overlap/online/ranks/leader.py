@@ -23,6 +23,7 @@ from lagom_overlap.online.options import OnlineOptions
 from lagom_overlap.online.payback import Payback
 from lagom_overlap.online.problems import JobProblems, TunedGroup, job_problems
 from lagom_overlap.online.program import StepProgram
+from lagom_overlap.online.ranks.check import Check
 from lagom_overlap.online.ranks.messages import UNLIKE, Report, SwitchState, WindowPlan, steps_that_count
 from lagom_overlap.online.ranks.plans import Plans
 from lagom_overlap.online.ranks.search import Search, StudyFactory
@@ -126,6 +127,24 @@ class Leader:
         """The study under way or done, if one began."""
         return None if self._search is None else self._search.study
 
+    @property
+    def start_check(self) -> Check | None:
+        """The check of the settings that the job was started with, under way or over; None if none began."""
+        return self._watch.start_check
+
+    @property
+    def num_steps_left(self) -> int:
+        """The most steps until the state under way has ended: of a search with its verdict, a check or a recording."""
+        match self._plans.state:
+            case SwitchState.SEARCH | SwitchState.VERDICT if self._search is not None:
+                return self._search.num_steps_left
+            case SwitchState.CHECK:
+                return self._watch.num_steps_left
+            case SwitchState.RECORD:
+                return self._options.window_steps
+            case _:
+                return 0
+
     def first(self) -> WindowPlan:
         """The plan of the first window: record the untouched job, because only a running job shows what can be set."""
         return self._record("the untouched job")
@@ -198,8 +217,10 @@ class Leader:
         return self._plans.give(SwitchState.RECORD, reason, self._options.window_steps, 1)
 
     def _or_record(self, next_: WindowPlan | str) -> WindowPlan:
-        """The next plan, or the job is recorded anew for the reason given."""
-        return self._record(next_) if isinstance(next_, str) else next_
+        """The next plan, or the job is recorded anew for the reason given, if it may be searched."""
+        if not isinstance(next_, str):
+            return next_
+        return self._record(next_) if self._options.searches else self._watch.settle((), next_, self._shapes)
 
     def _freeze(self, reason: str) -> WindowPlan:
         _log.warning("online tuning is frozen, everything runs untouched: %s", reason)
@@ -219,6 +240,8 @@ class Leader:
     def _again(self, reason: str, report: Report | None = None) -> WindowPlan:
         """The same window once more; after many void ones freezes until something can be measured."""
         self._num_void += 1
+        if not self._options.searches and self._options.check_share and self._num_void > MAX_VOID:
+            return self._watch.settle((), f"the settings could not be judged: {reason}", self._shapes)
         if self._started and self._plans.state is SwitchState.RECORD and self._num_void > MAX_VOID:
             return self._begin_with(self._started, report, f"started with saved settings, unchecked: {reason}")
         if self._num_void > MAX_VOID or self._plans.state is SwitchState.FROZEN:
@@ -288,8 +311,13 @@ class Leader:
             if not lacking:
                 return self._begin_with(started, report, "started with saved settings")
             self._started = ()
+            if not self._options.searches:
+                many = f"{len(lacking)} of {len(started)} call sites of the settings are not among this job's calls"
+                return self._watch.settle((), f"nothing is set: {many}", self._shapes)
             words = "the saved settings belong to another job (%d of %d sites are not in this one): searching instead"
             _log.warning(words, len(lacking), len(started))
+        if not self._options.searches:
+            return self._watch.settle((), "nothing is set: the settings are not of this job", self._shapes)
         if not job.groups:
             words = "nothing to tune: no setting reaches a collective of this job"
             return self._watch.settle((), words, self._shapes)

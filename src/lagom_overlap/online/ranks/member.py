@@ -103,7 +103,7 @@ class Member:
         self._is_over = False
         self._is_closed = False
         self._adopted: Adopted | None = None
-        self._window = Window(WindowPlan(window=0, state=SwitchState.RECORD, reason="not begun"))
+        self._window = Window(WindowPlan(window=0, state=SwitchState.RECORD, reason="the untouched job"))
         self._begin()
 
     @property
@@ -130,6 +130,11 @@ class Member:
     def adopted(self) -> Adopted | None:
         """What a verdict of this job last adopted, in force or not, unless a later verdict overturned it."""
         return self._adopted
+
+    @property
+    def leader(self) -> "Leader | None":
+        """Who decides, on rank 0."""
+        return self._leader
 
     @property
     def num_steps(self) -> int:

@@ -77,6 +77,15 @@ class Search:
         """Training steps of the verdict."""
         return self.study.num_verdict_steps * self._options.window_steps
 
+    @property
+    def num_steps_left(self) -> int:
+        """The most training steps until the verdict is over: what `max_steps` leaves, in the verdict its rounds."""
+        study, options = self.study, self._options
+        if study.phase is StudyPhase.SEARCH:
+            return max(options.max_steps - self._payback.num_steps, self.num_verdict_steps)
+        ran = sum(entry.step.kind is StepKind.VERDICT for entry in study.entries)
+        return max(0, study.num_verdict_steps - ran) * options.window_steps
+
     def take_up_journal(self, text: str, name: str, route_name: str) -> None:
         """Resumes from a journal that some rank read, if it is of the job of this name; begins the ranks' journals."""
         # Ranks whose journals are one file on a shared disk have written every line several times.

@@ -18,6 +18,7 @@ from lagom_overlap.online.ranks.plans import PROBATION_STEPS, Plans
 from lagom_overlap.online.slow_phases import SlowPhases
 from lagom_overlap.online.watcher import Watcher
 from lagom_overlap.tuners.sequential import LEAST_PAIRS
+from lagom_overlap.tuners.study import SAME_PAIRS
 
 _log = logging.getLogger(__name__)
 
@@ -61,6 +62,8 @@ class Watch:
         self._num_rearms = 0
         self._exchange_s = 0.0
         self._check: Check | None = None
+        self.start_check: Check | None = None
+        """The check of the saved settings that the job was started with, under way or over."""
         self._checked: tuple[SiteSetting, ...] = ()
         self._is_paid = True
         """Whether the check under way counts towards `check_share`."""
@@ -89,7 +92,14 @@ class Watch:
     def check_saved(self, settings: tuple[SiteSetting, ...], default_s: float, shapes: int | None) -> WindowPlan:
         """Begins a check of saved settings against the default, whose last step took `default_s` (0: not known)."""
         self._shapes = shapes
-        return self._begin_check(settings, default_s, is_start=True, is_paid=False)
+        plan = self._begin_check(settings, default_s, is_start=True, is_paid=False)
+        self.start_check = self._check
+        return plan
+
+    @property
+    def num_steps_left(self) -> int:
+        """The most training steps that the check under way still takes; 0 without one."""
+        return 0 if self._check is None else self._check.num_windows_left * self._options.window_steps
 
     def stop(self) -> None:
         """Ends watching."""
@@ -207,6 +217,7 @@ class Watch:
             max_slowdown=options.max_slowdown,
             default_s=default_s,
             is_start=is_start,
+            num_same=0 if options.searches else SAME_PAIRS,
         )
         return self._next_check(self._check)
 
@@ -224,7 +235,8 @@ class Watch:
     def _kept(self, check: Check) -> WindowPlan:
         self._plans.adopted = self._checked
         if check.is_start:
-            reason = f"started with saved settings, which are faster here ({check.words})"
+            how = "started with saved settings, which" if self._options.searches else "the settings"
+            reason = f"{how} are faster here ({check.words})"
             return self.settle(self._checked, reason, self._shapes)
         self._plans.set(self._checked)
         return self._still_watching()
@@ -235,7 +247,7 @@ class Watch:
         reason = f"{lost} than the default here ({check.words})"
         _log.warning("%s: the default comes back", reason)
         if check.is_start:
-            return f"{reason}: searching instead"
+            return f"{reason}: searching instead" if self._options.searches else reason
         self._plans.set(())
         self._plans.reason = self._settled_by
         return self._tune_again(reason)

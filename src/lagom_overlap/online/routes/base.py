@@ -31,9 +31,10 @@ from lagom_overlap.collective import (
     ConfigTable,
     class_bytes,
 )
+from lagom_overlap.export.saved import GLOO_ROUTE
 
 NOTHING: Final = ConfigTable({})
-GLOO: Final = "gloo"
+GLOO: Final = GLOO_ROUTE
 """The name of gloo's route, which a job on NCCL does not load."""
 
 

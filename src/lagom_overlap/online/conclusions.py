@@ -1,0 +1,129 @@
+"""The three lines that a run of `lagom run` ends with, from what its session saw; and the result of a proof."""
+
+import os
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from lagom_overlap.online.options import OnlineOptions
+from lagom_overlap.online.ranks.messages import SETTLED, SwitchState
+from lagom_overlap.record import describe_machine, package_versions, utc_now
+from lagom_overlap.results.conclusion import Conclusion
+
+if TYPE_CHECKING:  # the rank that wrote a proof loads it
+    from lagom_overlap.online.ranks.check import Check
+    from lagom_overlap.results.proof import ProofResult
+
+COMMAND_VARIABLE: Final = "LAGOM_RUN_COMMAND"
+"""The job's command as JSON, for the line to type next."""
+_MOST_SHOWN: Final = 300
+"""Characters of a command that are repeated; a longer one is called COMMAND."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stand:
+    """Where an online tuner stands at the end: its state and words, and how far it has come.
+
+    `has_model`: a model was found to tune. `num_steps_left` are the most that the state under way still takes.
+    """
+
+    state: SwitchState
+    reason: str
+    num_settings: int
+    num_steps: int
+    num_steps_left: int
+    has_model: bool
+    is_on_gloo: bool
+    searches: bool = True
+
+
+def command_words(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """The job's command, as `lagom run` was given it."""
+    try:
+        return msgspec.json.decode(environment.get(COMMAND_VARIABLE, "[]"), type=tuple[str, ...])
+    except msgspec.MsgspecError:
+        return ()
+
+
+def command_text(environment: Mapping[str, str] = os.environ) -> str:
+    """The job's command for a shell."""
+    text = shlex.join(command_words(environment))
+    return text if 0 < len(text) <= _MOST_SHOWN else "COMMAND"
+
+
+def of_tuning(stand: Stand, folder: Path, command: str) -> Conclusion:
+    """What came of tuning, or of settings that were given."""
+    again = f"lagom run --observe -- {command}"
+    if not stand.has_model:
+        why = "no step of a model with parameters to train was seen in this job"
+        if stand.is_on_gloo:
+            why = (
+                "no module that FSDP2 or DDP wraps made a step; collectives that DTensor or the job itself calls are "
+                "out of reach on gloo, but for those of OnlineTuner(model, adapters=['calls'])"
+            )
+        return Conclusion("nothing was tuned", why, f"{again}   (says which collectives the job calls)")
+    where = shlex.quote(str(folder))
+    if stand.state in SETTLED and stand.num_settings:
+        found = f"{_sites(stand.num_settings)} set other than by default"
+        return Conclusion(found, stand.reason, f"lagom run --prove {where} -- {command}")
+    if stand.state in SETTLED:
+        found = "nothing is set"
+        return Conclusion(found, stand.reason, f"{command}   (as it is: there is nothing to set)")
+    if stand.state in (SwitchState.OFF, SwitchState.FROZEN):
+        return Conclusion("nothing is set, everything runs untouched", stand.reason, again)
+    done = f"the job ended after {_steps(stand.num_steps)}, in the state {str(stand.state)!r} ({stand.reason})"
+    if not stand.searches:
+        return Conclusion("nothing is decided", done, f"{command}   (with more steps)")
+    left = f"; at most {_steps(stand.num_steps_left)} more were needed" if stand.num_steps_left else ""
+    return Conclusion(
+        "nothing is decided, nothing was saved", f"{done}{left}", f"lagom run --online -- {command}   (with more steps)"
+    )
+
+
+def of_proof(stand: Stand, check: "Check | None", *, subject: Path, options: OnlineOptions) -> "ProofResult":
+    """The result of a proof inside the job, over or cut off."""
+    # Not at the top: one rank, once, at the end.
+    from lagom_overlap.results.proof import ProofDecision, ProofResult, ProofWay, decision_of, next_line  # noqa: PLC0415
+
+    judgement = None if check is None else check.judgement
+    decision = decision_of(judgement)
+    if check is None:
+        reason = of_tuning(stand, subject, "").why
+    elif not check.is_over:
+        reason = f"the job ended after {_steps(stand.num_steps)}: {check.words}; at most "
+        reason += f"{_steps(stand.num_steps_left)} more were needed"
+    elif judgement is None or check.is_too_slow:
+        decision, reason = ProofDecision.REJECT, check.words
+    else:
+        reason = judgement.sentence(
+            steps_per_pair=2 * (options.window_steps - 2)
+        )  # the first and the last do not count
+    default_s, configured_s = ((), ()) if check is None else check.times_s
+    return ProofResult(
+        subject=str(subject),
+        kind="settings that online tuning saved",
+        way=ProofWay.IN_JOB,
+        decision=decision,
+        reason=reason,
+        judgement=judgement,
+        default_s=default_s,
+        configured_s=configured_s,
+        steps_per_block=options.window_steps - 2,
+        next_line=next_line(decision, shlex.quote(str(subject)), command_text()),
+        command=command_words(),
+        machine=describe_machine(),
+        versions=package_versions(),
+        date=utc_now(),
+    )
+
+
+def _steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count} steps"
+
+
+def _sites(count: int) -> str:
+    return "1 call site is" if count == 1 else f"{count} call sites are"

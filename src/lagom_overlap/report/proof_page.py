@@ -1,0 +1,62 @@
+"""The one page of a proof, and its writer: proof.json and proof.html in the run's folder."""
+
+import shlex
+from math import isfinite
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from lagom_overlap.record import write_private
+from lagom_overlap.report.render import render
+from lagom_overlap.results.base import encoded
+from lagom_overlap.results.proof import ProofResult
+from lagom_overlap.units import format_seconds
+
+PROOF_NAME: Final = "proof.json"
+PAGE_NAME: Final = "proof.html"
+
+
+def write_proof(folder: Path, result: ProofResult) -> None:
+    """Writes both; the JSON first, so that a full disk costs the page alone.
+
+    Raises:
+        OutputError: if one cannot be written.
+    """
+    write_private(folder / PROOF_NAME, msgspec.json.format(encoded(result), indent=2) + b"\n")
+    write_private(folder / PAGE_NAME, render_proof(result).encode())
+
+
+def render_proof(result: ProofResult) -> str:
+    """The whole page; the same result gives the same page."""
+    pairs = [
+        [str(number), format_seconds(default_s), format_seconds(configured_s), f"{default_s / configured_s:.4f}×"]
+        for number, (default_s, configured_s) in enumerate(zip(result.default_s, result.configured_s, strict=False), 1)
+    ]
+    return render(
+        "proof.html.j2", has_figures=False, result=result, test=_test(result), where=_where(result), pairs=pairs
+    )
+
+
+def _test(result: ProofResult) -> list[list[str]]:
+    blocks = "a whole run, median step" if result.steps_per_block is None else f"{result.steps_per_block} steps"
+    rows = [["what is proven", result.kind], ["way", result.way], ["block", blocks]]
+    judgement = result.judgement
+    if judgement is None:
+        return [*rows, ["pairs", "fewer than two: nothing can be said"]]
+    high = f"{judgement.high:.4f}×" if isfinite(judgement.high) else "not ruled out"
+    return [
+        *rows,
+        ["pairs", str(judgement.num_pairs)],
+        ["default over configured, median", f"{judgement.ratio:.4f}×"],
+        ["interval, from", f"{judgement.low:.4f}×" if judgement.low else "not ruled out"],
+        ["interval, to", high],
+        ["error rate, each side", f"{judgement.alpha:.0%}"],
+        ["least gain that counts", f"{judgement.min_effect:.1%}"],
+        ["noise, default against itself", "not measured" if judgement.noise is None else f"{judgement.noise:.2%}"],
+    ]
+
+
+def _where(result: ProofResult) -> list[list[str]]:
+    known = [*result.machine.items(), *result.versions.items()]
+    return [["command", shlex.join(result.command)], *([name, value] for name, value in known)]

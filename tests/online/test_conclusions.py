@@ -1,0 +1,116 @@
+"""The three lines at the end of a run, and the words of a proof."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lagom_overlap.online.conclusions import COMMAND_VARIABLE, Stand, command_text, of_proof, of_tuning
+from lagom_overlap.online.options import OnlineOptions
+from lagom_overlap.online.ranks.check import Arm, Check
+from lagom_overlap.online.ranks.messages import SwitchState
+from lagom_overlap.report.proof_page import render_proof, write_proof
+from lagom_overlap.results.proof import ProofDecision
+
+OPTIONS = OnlineOptions(searches=False, watch_steps=0)
+
+
+def stand(state: SwitchState, **more: object) -> Stand:
+    given = {"reason": "so", "num_settings": 0, "num_steps": 30, "num_steps_left": 0, "has_model": True}
+    return Stand(**{"state": state, "is_on_gloo": True, **given, **more})
+
+
+@pytest.mark.parametrize(
+    ("at", "found", "next_line"),
+    [
+        (stand(SwitchState.WATCH, num_settings=2), "2 call sites are set", "lagom run --prove 'a b' -- python t.py"),
+        (stand(SwitchState.DONE), "nothing is set", "python t.py   (as it is"),
+        (stand(SwitchState.OFF), "everything runs untouched", "lagom run --observe -- python t.py"),
+        (stand(SwitchState.SEARCH, num_steps_left=400), "nothing is decided", "lagom run --online -- python t.py   (w"),
+        (stand(SwitchState.OFF, has_model=False), "nothing was tuned", "lagom run --observe -- python t.py"),
+    ],
+)
+def test_every_end_has_a_result_a_reason_and_a_line_to_type(at: Stand, found: str, next_line: str) -> None:
+    ending = of_tuning(at, Path("a b"), "python t.py")
+    assert found in ending.found
+    assert ending.why
+    assert ending.next_line.startswith(next_line)
+    assert [line.partition(":")[0] for line in ending.lines()] == ["result", "why", "next"]
+
+
+def test_a_job_that_ended_early_says_how_many_steps_were_missing() -> None:
+    ending = of_tuning(stand(SwitchState.VERDICT, num_steps_left=90), Path("out"), "COMMAND")
+    assert ending.why == "the job ended after 30 steps, in the state 'verdict' (so); at most 90 steps more were needed"
+
+
+def test_a_command_too_long_to_repeat_is_called_command() -> None:
+    assert command_text({COMMAND_VARIABLE: json.dumps(["python", "my train.py"])}) == "python 'my train.py'"
+    assert command_text({COMMAND_VARIABLE: json.dumps(["x" * 400])}) == command_text({}) == "COMMAND"
+    assert command_text({COMMAND_VARIABLE: "{"}) == "COMMAND"
+
+
+def check_of(ratios: list[float], default_s: float = 1.0) -> Check:
+    """A proof's check that ran on until these rounds were over, default over configured."""
+    check = Check(num_pairs=25, seed="0", max_slowdown=2.0, default_s=1.0, is_start=True, num_same=3)
+    left = iter(ratios)
+    for ratio in [ratios[0]] + [1.0] * 6:  # the first window, and the default against itself
+        if not check.is_over:
+            check.report(1 / ratio if check.next_arm is Arm.TUNED else 1.0)
+    for ratio in left:
+        for _ in Arm:
+            if not check.is_over:
+                check.report(default_s / ratio if check.next_arm is Arm.TUNED else default_s)
+    return check
+
+
+NOISE = (0.004, -0.003, 0.002, 0.005, -0.004, 0.001, -0.002, 0.003, -0.001, 0.002, -0.005, 0.004, 0.0, -0.003)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "decision", "found"),
+    [
+        (1.2, ProofDecision.ADOPT, "adopt"),
+        (0.8, ProofDecision.REJECT, "reject"),
+        (1.0, ProofDecision.NO_DIFFERENCE, "no difference above"),
+        (0.4, ProofDecision.REJECT, "reject"),
+    ],
+)
+def test_a_proof_ends_in_adopt_reject_or_no_difference(
+    tmp_path: Path, ratio: float, decision: ProofDecision, found: str
+) -> None:
+    check = check_of([ratio + noise for noise in NOISE * 2])
+    assert check.is_over
+    proof = of_proof(stand(SwitchState.DONE), check, subject=Path("lagom.json"), options=OPTIONS)
+    assert proof.decision is decision
+    assert proof.found.startswith(found)
+    if ratio == 0.4:
+        assert (proof.judgement, proof.reason) == (None, "steps take 2.48 times the default's")
+    elif decision is ProofDecision.NO_DIFFERENCE:
+        assert float(proof.found.split()[-1].rstrip("%")) < 2
+    else:
+        assert proof.judgement.low <= ratio <= proof.judgement.high
+        assert "error rate of 1%" in proof.reason
+    write_proof(tmp_path, proof)
+    saved = json.loads((tmp_path / "proof.json").read_text())
+    assert (saved["decision"], saved["steps_per_block"], len(saved["default_s"])) == (decision, 3, len(proof.default_s))
+    page = render_proof(proof)
+    assert (tmp_path / "proof.html").read_text() == page
+    for words in (proof.found, "lagom.json", proof.machine["system"], proof.versions["python"], "proof.json"):
+        assert words in page
+    assert "<script" not in page
+
+
+def test_a_proof_that_was_cut_off_is_undecided_and_says_what_was_missing() -> None:
+    check = check_of([1.02, 1.01, 1.03])
+    assert not check.is_over
+    proof = of_proof(stand(SwitchState.CHECK, num_steps_left=220), check, subject=Path("lagom.json"), options=OPTIONS)
+    assert proof.decision is ProofDecision.UNDECIDED
+    assert "the job ended after 30 steps" in proof.reason
+    assert "at most 220 steps more" in proof.reason
+    assert proof.next_line.endswith("(with more steps)")
+
+
+def test_settings_of_another_job_prove_nothing_and_the_reason_is_theirs() -> None:
+    at = stand(SwitchState.DONE, reason="nothing is set: the settings are not of this job")
+    proof = of_proof(at, None, subject=Path("lagom.json"), options=OPTIONS)
+    assert (proof.decision, proof.reason) == (ProofDecision.UNDECIDED, at.reason)

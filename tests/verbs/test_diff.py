@@ -1,0 +1,133 @@
+"""`lagom diff`: what was set otherwise, times with their intervals, and what cannot be compared."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "trace"))
+from kineto_traces import KinetoFile
+
+from lagom_overlap.cli import main
+from lagom_overlap.collective import CollectiveKind, CommConfig
+from lagom_overlap.collective.sites import CallType, Site, SiteSetting
+from lagom_overlap.export.saved import SavedSettings, write_saved
+from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
+from lagom_overlap.results.step_times import StepTimes, write_step_times
+from lagom_overlap.verbs.diff import ratio_interval, run_diff
+
+
+def run_folder(
+    path: Path, steps_s=(), *, channels: int | None = None, result=None, kind=RunKind.RUN, **request
+) -> Path:
+    path.mkdir()
+    RunFolder(path).write(RunRecord.now(kind, seed=0, request=request), result)
+    if steps_s:
+        write_step_times(path, StepTimes(num_steps=len(steps_s), num_settings=0, steps_s=tuple(steps_s)))
+    if channels is not None:
+        call = CallType(
+            description="fsdp", num_ranks=2, creation_order=0, kind=CollectiveKind.ALL_GATHER, num_bytes=1 << 20
+        )
+        saved = SavedSettings(
+            world_size=2,
+            route="gloo",
+            is_adopted=True,
+            settings=(SiteSetting(Site(call, 1), CommConfig(num_channels=channels)),),
+            verdict="",
+            date="",
+        )
+        write_saved(path / "settings.json", saved)
+    return path
+
+
+def noisy(median_s: float, seed: int, count: int = 120, resemblance: float = 0.7) -> list[float]:
+    """Steps of a job, each of which resembles the one before."""
+    random = np.random.default_rng(seed)
+    value, steps = 0.0, []
+    for _ in range(count):
+        value = resemblance * value + random.normal(0.0, 0.03)
+        steps.append(median_s * float(np.exp(value)))
+    return steps
+
+
+def test_two_runs_differ_in_their_settings_call_by_call_and_in_their_steps(tmp_path: Path) -> None:
+    one = run_folder(tmp_path / "a", noisy(0.2, 1), mode="online", channels=2)
+    two = run_folder(tmp_path / "b", noisy(0.1, 3), mode="online", channels=4)
+    found = run_diff(one, two)
+    [changed] = found.settings
+    assert changed.name == "all_gather 1 MiB, fsdp of 2 ranks, call 2"
+    assert (changed.first, changed.second) == ("num_channels 2", "num_channels 4")
+    [row] = found.times
+    assert row.verdict == "faster"
+    assert row.low < 2 < row.high
+    assert found.conclusion.found == "the second run is faster"
+    assert found.conclusion.next_line.startswith(f"lagom run --prove {two} -- ")
+
+
+def test_nulls_whose_steps_resemble_their_neighbours_are_seldom_called_different() -> None:
+    # At 95 % six of 120 are expected; a bootstrap of single steps calls about a third of these different.
+    intervals = [ratio_interval(noisy(1.0, 2 * seed), noisy(1.0, 2 * seed + 1)) for seed in range(120)]
+    assert sum(not low <= 1 <= high for low, high in intervals) <= 18
+
+
+def test_too_few_steps_have_no_interval() -> None:
+    assert ratio_interval([1.0] * 19, [2.0] * 50) is None
+    assert ratio_interval([1.0] * 20, [2.0] * 20) == (0.5, 0.5)
+
+
+def test_figures_of_any_verb_are_compared_but_not_the_time_that_we_took(tmp_path: Path) -> None:
+    before = {"iteration_s": {"before": 2.0, "after": 1.5}, "solve_s": 3.0, "groups": [{"makespan_s": 1.0}], "mfu": 0.4}
+    after = before | {"iteration_s": {"before": 2.0, "after": 1.2}}
+    one = run_folder(tmp_path / "a", kind=RunKind.PLAN, result=before)
+    two = run_folder(tmp_path / "b", kind=RunKind.PLAN, result=after)
+    found = run_diff(one, two)
+    assert [(row.name, row.ratio) for row in found.times] == [
+        ("iteration_s.before_s", 1.0),
+        ("iteration_s.after_s", pytest.approx(1.25)),
+    ]
+    assert found.settings == ()
+
+
+def test_the_command_line_ends_with_three_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = run_folder(tmp_path / "a", noisy(0.1, 1), mode="observe")
+    two = run_folder(tmp_path / "b", noisy(0.1, 1), mode="fixed", config="lagom.json")
+    assert main(["diff", str(one), str(two)]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in said[-3:]] == ["result", "why", "next"]
+    assert said[-3] == "result: the runs are not measurably different"
+    assert "lagom run --prove lagom.json" in said[-1]
+    assert main(["diff", str(one), str(two), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["conclusion"]["found"] == "the runs are not measurably different"
+
+
+def trace(path: Path, length_us: float) -> Path:
+    file = KinetoFile(distributedInfo={"rank": 0, "world_size": 2})
+    for step in range(3):
+        at = 1000.0 * step
+        file.step(step, at, 900.0)
+        file.kernel("gemm", at + 10, length_us, launch=at + 5)
+    path.mkdir()
+    file.write(path / "rank0.json")
+    return path
+
+
+def test_two_traces_are_compared_as_analyze_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two = trace(tmp_path / "a", 100.0), trace(tmp_path / "b", 200.0)
+    assert main(["diff", str(one), str(two), "--json"]) == 0
+    compared = json.loads(capsys.readouterr().out)["against"]
+    assert main(["analyze", str(two), "--against", str(one), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["against"] == compared
+
+
+@pytest.mark.parametrize("other", ["missing", "traces", "damaged"])
+def test_what_cannot_be_compared_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], other: str) -> None:
+    run_folder(tmp_path / "a")
+    trace(tmp_path / "traces", 100.0)
+    run_folder(tmp_path / "damaged")
+    (tmp_path / "damaged" / "steps.json").write_text('{"format":1,"num_steps":1,"num_settings":0,"steps_s":[-1]}')
+    assert main(["diff", str(tmp_path / "a"), str(tmp_path / other)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert {"missing": "does not exist", "traces": "not", "damaged": "damaged"}[other] in error
