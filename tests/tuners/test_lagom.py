@@ -242,6 +242,13 @@ def test_threads_stay_at_the_option_the_default_or_the_paper_s_128() -> None:
     assert threads_of(CommConfig(num_threads=256), 512) == {512}
 
 
+def test_threads_climb_with_the_other_two_from_the_least_on_if_asked() -> None:
+    tuner = Lagom((problem(ConfigSpace((NCCL,))),), climbs_threads=True)
+    trials = drive(tuner, lambda name, assignment: measured(0.1, 100.0 / (assignment[0].num_channels or 1)))
+    asked = [(one.num_channels, one.num_threads) for one in (trial.assignments["g"][0] for trial in trials[1:])]
+    assert asked == [(1, 128), (2, 256), (3, 512), *((channels, 512) for channels in range(4, 33))]
+
+
 def test_the_step_lr_follows_the_relative_improvement_on_normalised_axes() -> None:
     # log2 of 1..256 in eighths. First step: one rung, 1 -> 2. Then x 100 -> 75: step 0.25 = two eighths, 2 -> 8.
     # Then 75 -> 30: step 0.6 = 4.8 eighths, rounded up to 5: 8 -> 256.
@@ -401,6 +408,8 @@ def test_before_it_knows_anything_it_recommends_the_default() -> None:
         ({"ladder": "fifths"}, UnknownNameError, "fifths"),
         ({"min_step": 0.0}, SpaceError, "min_step is 0.0"),
         ({"num_threads": 0}, SpaceError, "num_threads is 0"),
+        ({"climbs_threads": True, "step": "lr"}, SpaceError, "it is 'lr'"),
+        ({"climbs_threads": True, "num_threads": 256}, SpaceError, "no num_threads"),
     ],
 )
 def test_a_bad_option_is_refused_with_its_value(options: dict[str, object], error: type[Exception], words: str) -> None:

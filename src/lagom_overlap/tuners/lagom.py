@@ -23,7 +23,9 @@ Departures, by row of the spec's table of readings (the algorithms as printed do
     least one position in each.
  3. Default `step="ladder"`: the smallest joint step, one more value of each knob, or one of two readings of the two
     pairs that the paper reports (`ladder.py`; every reason names it). `"lr"` can jump over the balance.
- 4. The number of threads stays fixed: the option `num_threads`, else the default's, else 128 (nearest allowed).
+ 4. The number of threads stays fixed: the option `num_threads`, else the default's, else 128 (nearest allowed). The
+    paper names NT among what is tuned and never says how it moves; with `climbs_threads` it takes its next value at
+    each rung as the other two do, from the least on.
  5. Before its first probe x_j is infinite: the corner of minimal resources cannot "regress", and the first step is
     one rung, never a quotient.
  6. The measured and the next configuration are kept apart: propose, measure, judge.
@@ -90,6 +92,7 @@ class _Options:
     step: str
     ladder: Ladder
     num_threads: int | None
+    climbs_threads: bool
     min_step: float
     num_subspaces: int
     is_paper: bool
@@ -136,7 +139,10 @@ class _Climb:
         self._step: float | None = None
 
     def config(self, place: Place) -> CommConfig:
-        return self.subspace.at((place[0], self._threads_place, place[1]))
+        threads = self._threads_place
+        if self._options.climbs_threads:
+            threads = min(self._path.index(place), len(self.subspace.num_threads) - 1)
+        return self.subspace.at((place[0], threads, place[1]))
 
     def next_place(self) -> Place | None:
         """The place after the present one; None at the top."""
@@ -352,7 +358,10 @@ def _search(problem: GroupProblem, options: _Options) -> Search:
         return problem.default
     assignment, measured = best
     if options.num_subspaces == 1 and len(choices) > 1:
-        other = _near(choices[1], assignment, _threads(choices[1], problem, options))
+        threads = _threads(choices[1], problem, options)
+        if options.climbs_threads:
+            threads = [subspace.nearest(one)[1] for subspace, one in zip(choices[1], assignment, strict=True)]
+        other = _near(choices[1], assignment, threads)
         outcome = yield Probe(assignment=other, reason="the result in the second-best subspace", incumbent=assignment)
         if isinstance(outcome, Measurement) and outcome.makespan_s < measured.makespan_s:
             return other
@@ -373,11 +382,11 @@ class Lagom(GroupwiseTuner):
     printed, with a warning per group on which they do not end; the other options then have no meaning.
 
     `step` is `"ladder"` or `"lr"`, `ladder` `"unit"`, `"thirds"` or `"proportional"`; `min_step` bounds lr from below;
-    `num_threads` fixes NT. `num_subspaces` is how many subspaces are climbed, best first (0: all, as the paper's divide
+    `num_threads` fixes NT, or `climbs_threads` has it climb with the other two. `num_subspaces` is how many subspaces are climbed, best first (0: all, as the paper's divide
     and conquer; a budget ends it anywhere).
 
     Raises:
-        SpaceError: if `min_step`, `num_threads` or `num_subspaces` is out of range.
+        SpaceError: if `min_step`, `num_threads` or `num_subspaces` is out of range, or threads climb with no ladder.
         UnknownNameError: if the mode, the step or the ladder does not exist.
     """
 
@@ -390,6 +399,7 @@ class Lagom(GroupwiseTuner):
         step: str = "ladder",
         ladder: str = "unit",
         num_threads: int | None = None,
+        climbs_threads: bool = False,
         min_step: float = 0.05,
         num_subspaces: int = 1,
     ) -> None:
@@ -401,12 +411,15 @@ class Lagom(GroupwiseTuner):
             raise SpaceError(f"min_step is {min_step}, must be between {LEAST_STEP} and 1")
         if num_threads is not None and num_threads < 1:
             raise SpaceError(f"num_threads is {num_threads}, must be at least 1")
+        if climbs_threads and (step != "ladder" or num_threads is not None):
+            raise SpaceError(f"climbs_threads needs step = 'ladder' (it is {step!r}) and no num_threads")
         if num_subspaces < 0:
             raise SpaceError(f"num_subspaces is {num_subspaces}, must be at least 0 (all)")
         options = _Options(
             step=step,
             ladder=ladder_named(ladder),
             num_threads=num_threads,
+            climbs_threads=climbs_threads,
             min_step=min_step,
             num_subspaces=num_subspaces,
             is_paper=mode == "paper",
