@@ -382,8 +382,8 @@ class Lagom(GroupwiseTuner):
     printed, with a warning per group on which they do not end; the other options then have no meaning.
 
     `step` is `"ladder"` or `"lr"`, `ladder` `"unit"`, `"thirds"` or `"proportional"`; `min_step` bounds lr from below;
-    `num_threads` fixes NT, or `climbs_threads` has it climb with the other two. `num_subspaces` is how many subspaces are climbed, best first (0: all, as the paper's divide
-    and conquer; a budget ends it anywhere).
+    `num_threads` fixes NT, or `climbs_threads` has it climb with the other two. `num_subspaces` is how many subspaces
+    are climbed, best first (0: all, as the paper's divide and conquer; a budget ends it anywhere).
 
     Raises:
         SpaceError: if `min_step`, `num_threads` or `num_subspaces` is out of range, or threads climb with no ladder.
