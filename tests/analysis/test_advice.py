@@ -1,7 +1,7 @@
 import pytest
 from gpu_traces import gpu_trace
 
-from lagom_overlap.analysis.advice import advice_of, nccl_version
+from lagom_overlap.analysis.advice import advice_of, looked_for, nccl_version
 from lagom_overlap.analysis.findings import analyse
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.trace.gpu_trace import EventRole, KnobReach
@@ -78,10 +78,21 @@ def test_an_exposed_collective_learns_from_a_faster_one_in_the_same_trace():
 def test_small_all_reduces_under_ddp_ask_for_larger_buckets():
     calls = [{"num_bytes": 1 << 16}] * 8 + [{"num_bytes": 32 << 20}]
     rows = [(COMM, n * 100_000, n * 100_000 + 50_000) for n in range(8)] + [(COMM, 900_000, 1_900_000)]
-    assert "larger_buckets" not in advice(gpu_trace(rows, calls=calls))
+    assert "bucket_cap_mb" not in advice(gpu_trace(rows, calls=calls))["larger_buckets"].apply
     found = advice(gpu_trace(rows, calls=calls, frameworks=frozenset({"DDP"})))["larger_buckets"]
+    assert "bucket_cap_mb" in found.apply
     # At the large one's rate 64 KiB take 1/512 of 1 ms: 8 x (50 us - 1.953 us).
     assert found.predicted_gain_s == pytest.approx(8 * (50e-6 - 1e-3 / 512))
+
+
+def test_many_small_all_reduces_alone_are_joined_whatever_makes_them():
+    """60 of 98 KB, each exposed for 30 of its 50 us: one joined call pays one latency of the 60."""
+    rows = [(COMM, n * 100_000, n * 100_000 + 50_000) for n in range(60)]
+    rows += [(COMP, n * 100_000, n * 100_000 + 20_000) for n in range(60)]
+    found = advice(gpu_trace(rows, calls=[{"num_bytes": 98_304}] * 60))["larger_buckets"]
+    assert found.predicted_gain_s == pytest.approx(59 * 30e-6)
+    assert "60 all-reduces below 1 MiB per step" in found.evidence
+    assert "larger_buckets" not in advice(gpu_trace(rows[:3], calls=[{"num_bytes": 98_304}] * 3))
 
 
 def test_buckets_of_ddp_that_nothing_hides_ask_for_the_engine_before():
@@ -110,6 +121,32 @@ def test_a_reduce_scatter_queued_behind_an_all_gather_asks_for_its_own_communica
     assert "set_separate_reduce_scatter_group" in found.apply
     late = gpu_trace(rows, calls=[AG, RS], launches=[0, 500_500, 890_000], frameworks=frozenset({"FSDP"}))
     assert "separate_reduce_scatter" not in advice(late)
+
+
+def test_all_gathers_queued_behind_reduce_scatters_of_their_communicator_name_it():
+    """Each waits 400 us for a reduce-scatter and then runs exposed for 300 us: these could be won."""
+    rows, calls, launches = [], [], []
+    for n in range(4):
+        at = 2_000_000 * n
+        rows += [(COMM, at, at + 500_000), (COMM, at + 505_000, at + 805_000), (COMP, at + 805_000, at + 1_900_000)]
+        calls += [RS, AG]
+        launches += [at - 5_000, at + 105_000, at + 10_000]
+    found = advice(gpu_trace(rows, calls=calls, launches=launches))["separate_reduce_scatter"]
+    assert found.predicted_gain_s == pytest.approx(4 * 300e-6)
+    assert "4 calls of all_gather on fsdp started at once when a reduce_scatter" in found.evidence
+    assert "new_group" in found.apply
+    assert "fsdp" in found.what
+
+
+def test_without_advice_it_says_what_was_looked_for():
+    hidden = analyse([gpu_trace([(COMP, 0, 1_000_000), (COMM, 100_000, 900_000)])])
+    assert advice_of(hidden) == ()
+    assert "0.0 % of the step is exposed communication" in looked_for(hidden)
+    alone = looked_for(analyse([gpu_trace([(COMP, 0, 1_000_000)])]))
+    assert alone.startswith("No collective runs")
+    exposed = looked_for(analyse([gpu_trace([(COMP, 0, 1_000_000), (COMM, 1_000_000, 2_000_000)])]))
+    assert "50.0 % of the step" in exposed
+    assert "all_reduce of 1 MiB on dp" in exposed
 
 
 def test_all_gathers_that_start_as_soon_as_they_are_launched_are_launched_too_late():

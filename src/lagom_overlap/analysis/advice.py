@@ -1,5 +1,7 @@
 """What to change, each with its evidence in this trace; a rule that cannot show evidence stays silent.
 
+Where all stay silent, `looked_for` says what was looked for, and why nothing can be gained.
+
 Every rule is one function from `Findings` to at most a few `Advice`. A predicted gain is per step of the average rank
 and is an upper bound where the sentence says "at most". Knobs are named only where they reach: by the kind of
 collective (`KnobReach`), and by NCCL's version where the trace says it. Not covered, because a Kineto trace does not
@@ -32,9 +34,13 @@ _NEAR_NS: Final = 20_000
 """A kernel that starts this soon after its cause followed it at once."""
 _LARGE: Final = 4 * MIB
 _SMALL: Final = 1 * MIB
+_SHARDED: Final = frozenset({CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER})
+"""What sharded data parallelism alternates."""
 _MAX_NODE_RANKS: Final = 8
 _HOST_SHARE: Final = 0.10
 _WAIT_SHARE: Final = 0.30
+_WORTH: Final = 0.02
+"""Less exposed communication than this part of a step is not worth a search."""
 _STALL_NS: Final = 1_000_000
 """A launch takes microseconds; a GPU that waits longer than this for one waits for something else on the CPU."""
 _CTAS_SINCE: Final = (2, 17)
@@ -150,26 +156,33 @@ def _more_channels(findings: Findings) -> Iterator[Advice]:
 
 
 def _larger_buckets(findings: Findings) -> Iterator[Advice]:
-    if "DDP" not in findings.frameworks:
-        return
-    reduces = [row for row in findings.rows if row.kind is CollectiveKind.ALL_REDUCE and row.busbw_bytes_per_s]
+    reduces = [row for row in findings.rows if row.kind is CollectiveKind.ALL_REDUCE and row.key.num_bytes]
     for communicator in sorted({row.key.communicator for row in reduces}):
         held = [row for row in reduces if row.key.communicator == communicator]
         small = [row for row in held if row.key.num_bytes < _SMALL]
         large = [row for row in held if row.key.num_bytes >= _SMALL]
-        if not large or sum(row.count for row in small) < 4 * findings.num_windows:
-            continue
-        best = max(row.busbw_bytes_per_s or 0 for row in large)
-        gain = sum(row.exposed_ns * max(0.0, 1 - (row.busbw_bytes_per_s or 0) / best) for row in small)
         count = sum(row.count for row in small)
+        if count < 4 * findings.num_windows:
+            continue
+        exposed_ns = sum(row.exposed_ns for row in small)
+        best = max((row.busbw_bytes_per_s or 0 for row in large), default=0)
+        if best:
+            gain = sum(row.exposed_ns * max(0.0, 1 - (row.busbw_bytes_per_s or 0) / best) for row in small)
+            compared = f"large ones reach {best / 1e9:.1f} GB/s"
+        else:
+            gain = exposed_ns * (1 - findings.num_windows / count)
+            compared = "each pays the latency that one joined call pays once"
+        is_ddp = "DDP" in findings.frameworks
         yield Advice(
             rule="larger_buckets",
             what=f"Join the small all-reduces on {communicator} into fewer: at most their latency goes",
             apply="DistributedDataParallel(model, bucket_cap_mb=25)  # if they are gradient buckets; "
-            "metrics and statistics: reduce one joined tensor",
+            "metrics and statistics: reduce one joined tensor"
+            if is_ddp
+            else "dist.all_reduce(torch._utils._flatten_dense_tensors(tensors))  # one joined tensor; gradients: "
+            "DistributedDataParallel joins them into buckets of 25 MB",
             evidence=f"{count / findings.num_windows:.0f} all-reduces below {format_bytes(_SMALL)} per step, "
-            f"exposed for {_time(findings, sum(row.exposed_ns for row in small))}; "
-            f"large ones reach {best / 1e9:.1f} GB/s",
+            f"exposed for {_time(findings, exposed_ns)}; {compared}",
             predicted_gain_s=_per_step(findings, gain),
         )
 
@@ -199,43 +212,67 @@ def _waiting_buckets(findings: Findings) -> Iterator[Advice]:
         )
 
 
-def _queued_behind(rank: RankFindings) -> tuple[int, int, int]:
-    """(reduce-scatters queued behind an all-gather of their communicator, ns queued, ns of it that may be won)."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Queued:
+    """Calls of a communicator that waited for another of its own: how many, how long, what of it may be won (ns)."""
+
+    count: int = 0
+    queued_ns: int = 0
+    won_ns: int = 0
+
+    def __add__(self, other: "_Queued") -> "_Queued":
+        return _Queued(
+            count=self.count + other.count,
+            queued_ns=self.queued_ns + other.queued_ns,
+            won_ns=self.won_ns + other.won_ns,
+        )
+
+
+def _queued_behind(rank: RankFindings) -> dict[tuple[str, CollectiveKind], _Queued]:
+    """By communicator and kind, reduce-scatters that started as an all-gather ended, and all-gathers the reverse."""
     events, calls = rank.trace.events, rank.trace.calls
     by_group: dict[str, list[int]] = {}
     for index, call in enumerate(calls):
         if call.event != UNKNOWN:
             by_group.setdefault(call.communicator, []).append(index)
-    count = queued_ns = won_ns = 0
-    for held in by_group.values():
+    found: dict[tuple[str, CollectiveKind], _Queued] = {}
+    for communicator, held in by_group.items():
         held.sort(key=lambda index: int(events.start_ns[calls[index].event]))
         for before, after in pairwise(held):
-            if (calls[before].kind, calls[after].kind) != (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER):
+            kind = calls[after].kind
+            if kind is None or {calls[before].kind, kind} != _SHARDED:
                 continue
             ended = int(events.end_ns[calls[before].event])
             row = calls[after].event
             start, launch = int(events.start_ns[row]), int(events.launch_ns[row])
             if launch == NO_TIME or launch >= ended or not 0 <= start - ended <= _NEAR_NS:
                 continue
-            count += 1
-            queued_ns += start - launch
-            won_ns += min(start - launch, int(rank.exposed_ns[after]))
-    return count, queued_ns, won_ns
+            one = _Queued(count=1, queued_ns=start - launch, won_ns=min(start - launch, int(rank.exposed_ns[after])))
+            found[communicator, kind] = found.get((communicator, kind), _Queued()) + one
+    return found
 
 
 def _separate_reduce_scatter(findings: Findings) -> Iterator[Advice]:
-    if "FSDP" not in findings.frameworks:
-        return
-    parts = [_queued_behind(rank) for rank in findings.ranks]
-    count, queued_ns, won_ns = (sum(part[index] for part in parts) for index in range(3))
-    if count:
+    parts: dict[str, dict[CollectiveKind, _Queued]] = {}
+    for rank in findings.ranks:
+        for (communicator, kind), held in _queued_behind(rank).items():
+            mine = parts.setdefault(communicator, {})
+            mine[kind] = mine.get(kind, _Queued()) + held
+    for communicator, by_kind in parts.items():
+        kind, queued = max(by_kind.items(), key=lambda item: (item[1].won_ns, item[0].value))
+        other = next(iter(_SHARDED - {kind}))
+        all_queued = sum(by_kind.values(), _Queued())
         yield Advice(
             rule="separate_reduce_scatter",
-            what="Give reduce-scatter its own communicator: one communicator runs one collective at a time",
-            apply="model.set_separate_reduce_scatter_group(True)  # FSDP2, torch 2.13 or later",
-            evidence=f"{count} reduce-scatters started at once when an all-gather of the same communicator ended, "
-            f"queued for {_time(findings, queued_ns)}; of that at most {_time(findings, won_ns)} was exposed",
-            predicted_gain_s=_per_step(findings, won_ns),
+            what=f"Give reduce-scatter a communicator of its own: {communicator}, which all-gather uses too, runs one "
+            "collective at a time",
+            apply="model.set_separate_reduce_scatter_group(True)  # FSDP2, torch 2.13 or later"
+            if "FSDP" in findings.frameworks
+            else "reduce_group = dist.new_group(ranks)  # a second group of the same ranks, for the reduce-scatters",
+            evidence=f"{queued.count} calls of {kind.value} on {communicator} started at once when a {other.value} of "
+            f"the same communicator ended, queued for {_time(findings, queued.queued_ns)}; of that at most "
+            f"{_time(findings, queued.won_ns)} was exposed",
+            predicted_gain_s=_per_step(findings, all_queued.won_ns),
         )
 
 
@@ -415,3 +452,37 @@ def advice_of(findings: Findings) -> tuple[Advice, ...]:
         advice for advice in found if advice.predicted_gain_s >= _MIN_GAIN * span_s and advice.predicted_gain_s > 0
     ]
     return tuple(sorted(worth, key=lambda advice: (-advice.predicted_gain_s, advice.rule, advice.what)))
+
+
+def looked_for(findings: Findings) -> str:
+    """What the rules looked for, and why none of it can be gained here: what is said where there is no advice."""
+    timed = [rank for rank in findings.ranks if len(rank.trace.events)]
+    if not timed:
+        if findings.hangs:
+            return "The job stands in the call above; no setting of a collective helps before that is mended."
+        return (
+            "Without a timeline only sizes and bandwidths can be compared: no size of a collective is much slower than "
+            "a like one here. A torch.profiler trace of the same steps tells what is exposed."
+        )
+    span_ns = sum(rank.measures.span_ns for rank in timed)
+    exposed_ns = sum(rank.measures.exposed_comm_ns for rank in timed)
+    comm_ns = sum(rank.measures.comm_ns for rank in timed)
+    if not comm_ns:
+        return "No collective runs: there is nothing to overlap. Give a trace of a job with several ranks."
+    parts = [f"{100 * exposed_ns / span_ns:.1f} % of the step is exposed communication"]
+    if exposed_ns < _WORTH * span_ns:
+        parts.append("more overlap cannot gain more than that")
+    else:
+        row = max(findings.rows, key=lambda row: (row.exposed_ns, row.key))
+        parts.append(
+            f"most of it {describe(row.key)}, and nothing in the trace says that it was late, queued behind its own "
+            "communicator, slower than its like, or waiting for another rank"
+        )
+    total = findings.contention.total
+    if findings.contention.by_collective and total.is_proven:
+        parts.append(f"computation takes {_ratio(total)} during collectives, with no collective to blame for enough")
+    else:
+        parts.append("no stretch of computation is proven")
+    host_ns = sum(rank.measures.host_bound_ns for rank in timed)
+    parts.append(f"{100 * host_ns / span_ns:.1f} % waits for the CPU")
+    return f"{len(_RULES)} rules found nothing: {'; '.join(parts)}."

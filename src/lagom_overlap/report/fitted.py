@@ -61,7 +61,8 @@ class Fitted:
         for column, cell in zip(self._table.columns, row, strict=True):
             if cell is row[first] or not cell.plain.strip():
                 continue
-            value = ", ".join(part.strip() for part in cell.plain.splitlines())
+            parts = [part.strip() for part in cell.plain.splitlines()]
+            value = (" " if parts[-1].endswith("%") else ", ").join(parts)  # a share belongs to what stands before it
             item = f"{_name_of(column)} {value}".strip()
             if line and _INDENT + cell_len(line) + 2 + cell_len(item) > width:
                 yield _indented(line)

@@ -37,7 +37,8 @@ class Analysis:
 class AnalyzeResult(Drawn):
     """One run of `lagom analyze`; `measured` is found again as `analysis`.
 
-    `files` is the run folder's content, names alone where names were taken out.
+    `looked_for` says why there is no advice where there is none; `next_line` is the command to type next. `files` is
+    the run folder's content, names alone where names were taken out.
     """
 
     verb: ClassVar[str] = "analyze"
@@ -51,6 +52,8 @@ class AnalyzeResult(Drawn):
     contention: ContentionTimes
     groups: tuple[TraceGroupTimes, ...]
     advice: tuple[Advice, ...]
+    looked_for: str
+    next_line: str
     what_ifs: tuple[WhatIf, ...] = ()
     unreachable_comm_s: float
     rank_skew_s: float | None

@@ -25,6 +25,7 @@ _LIBRARY: Final = re.compile(
     r"""nccl(dev|symk\w*)?kernel | ^nccl | ncclsymk | ^rccl | ^mscclpp | ^msccl\w*kernel | mscclpp:: | ^hccl | ^oneccl
     | deep_ep:: | (^|::)(internode|intranode|internode_ll|hybrid_ep)::\w*(dispatch|combine|notify)
     | nvshmem
+    | (^|::)symmetric_memory:: | symm_mem
     | multimem_(all|one_shot|reduce) | (one|two)_shot_all_?reduce | (one|two)shot_?all_?reduce
     | cross_device_reduce | quickreduce | allreduce_prototype | lamport\w*(all_?reduce|reduce)
     | userbuffers | ubuf_\w+ | (^|::)pplx
@@ -35,7 +36,7 @@ _LIBRARY: Final = re.compile(
 )
 _HINTS: Final = (
     *("ccl", "deep_ep", "internode", "intranode", "hybrid_ep", "nvshmem", "multimem", "shot", "reduce", "ubuf"),
-    *("userbuffers", "pplx", "gather", "scatter", "to_all", "toall", "p2p", "ptop", "peer"),
+    *("userbuffers", "pplx", "gather", "scatter", "to_all", "toall", "p2p", "ptop", "peer", "symm"),
 )
 """One of these stands in every name that communicates: a quick no for the thousands that do not."""
 _NCCL: Final = re.compile(r"^(void )?[nr]ccl(dev)?kernel|^[nr]ccldevkernel", re.IGNORECASE)

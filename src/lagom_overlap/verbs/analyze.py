@@ -1,5 +1,6 @@
 """`lagom analyze`: traces become findings and advice, written down next to the trace with what was found drawn in."""
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -7,7 +8,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import Final
 
-from lagom_overlap.analysis.advice import advice_of
+from lagom_overlap.analysis.advice import advice_of, looked_for
 from lagom_overlap.analysis.against import against
 from lagom_overlap.analysis.collectives import unreachable_ns
 from lagom_overlap.analysis.estimate import FillIn
@@ -90,6 +91,7 @@ def run_analyze(request: AnalyzeRequest, observe: Callable[[ReadProgress], None]
     other = analyse(read(request.against), seed=request.seed) if request.against else None
     compared = None if other is None else against(findings, other, seed=request.seed)
     groups = overlap_groups(findings)
+    advice = advice_of(findings)
     hta = tuple(hta_figures(trace) for trace in traces) if request.compat else ()
     result = AnalyzeResult(
         date=utc_now(),
@@ -98,7 +100,9 @@ def run_analyze(request: AnalyzeRequest, observe: Callable[[ReadProgress], None]
         collectives=collective_times(findings),
         contention=contention_times(findings.contention, filled),
         groups=group_times(groups),
-        advice=advice_of(findings),
+        advice=advice,
+        looked_for="" if advice else looked_for(findings),
+        next_line=_next_line(request, findings, has_groups=bool(groups)),
         what_ifs=_what_ifs(findings, groups, machine),
         unreachable_comm_s=seconds(unreachable_ns(findings.rows)),
         rank_skew_s=None if findings.rank_skew_ns is None else seconds(findings.rank_skew_ns),
@@ -113,6 +117,19 @@ def run_analyze(request: AnalyzeRequest, observe: Callable[[ReadProgress], None]
 
         write_analysis(request.out, _record(request), result, seed=request.seed)
     return result
+
+
+def _next_line(request: AnalyzeRequest, findings: Findings, *, has_groups: bool) -> str:
+    """What to type next: a prediction from these traces where something overlaps, else a better recording."""
+    first = request.traces[0]
+    traces = "TRACE" if request.is_anonymous else shlex.quote(first.name if first.is_absolute() else str(first))
+    if findings.hangs:
+        return "py-spy dump --pid PID  # on a rank that did not come: where it stands instead"
+    if not any(len(rank.trace.events) for rank in findings.ranks):
+        return "lagom run --observe -- torchrun ... train.py  # records what overlaps"
+    if any(rank.trace.is_cpu for rank in findings.ranks) or not has_groups:
+        return "lagom run --observe -- torchrun ... train.py  # which collectives run, and which settings reach them"
+    return f"lagom tune --from-trace {traces}  # what other settings would gain"
 
 
 def _unread(lines: list[str], request: AnalyzeRequest) -> tuple[str, ...]:

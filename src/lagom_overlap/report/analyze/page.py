@@ -1,5 +1,6 @@
 """The page of one analysis."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,10 +21,12 @@ from lagom_overlap.report.analyze.words import (
     advice_texts,
     collective_cells,
     collective_text,
+    collectives_head,
     contention_cells,
     contention_sentence,
     headline,
     rank_cells,
+    ranks_head,
     time_text,
     unreachable_sentence,
 )
@@ -63,13 +66,17 @@ class _Page:
     meta: str
     headline: str
     ranks_title: str
+    rank_head: str
     rank_rows: tuple[tuple[str, ...], ...]
+    collective_head: str
     collective_rows: tuple[tuple[str, ...], ...]
     contention: str
     contention_rows: tuple[tuple[str, ...], ...]
     kernel_rows: tuple[tuple[str, ...], ...]
     what_if_part: WhatIfPart | None
     advice: tuple[tuple[str, ...], ...]
+    looked_for: str
+    next_line: str
     unreachable: str
     waterfall: EmbeddedFigure | None
     ranks: EmbeddedFigure | None
@@ -107,13 +114,17 @@ def _page(result: AnalyzeResult) -> _Page:
         f"{', '.join(gpus) or 'GPU not named'}, {result.date}",
         headline=headline(result),
         ranks_title="Where the time went" + (" (table: HTA's conventions)" if result.analysis.hta else ""),
-        rank_rows=tuple(rank_cells(result)),
-        collective_rows=tuple(collective_cells(result)),
+        rank_head=ranks_head(result),
+        rank_rows=_in_one_line(rank_cells(result)),
+        collective_head=collectives_head(result),
+        collective_rows=_in_one_line(collective_cells(result)),
         contention=contention_sentence(result),
-        contention_rows=tuple(contention_cells(result)),
+        contention_rows=_in_one_line(contention_cells(result)),
         kernel_rows=_kernel_rows(result),
         what_if_part=what_if_section(result.what_ifs),
         advice=tuple(advice_texts(result)),
+        looked_for=result.looked_for,
+        next_line=result.next_line,
         unreachable=unreachable_sentence(result),
         waterfall=embedded_if_any(waterfall_figure(findings)),
         ranks=embedded_if_any(ranks_figure(findings.ranks)),
@@ -124,6 +135,11 @@ def _page(result: AnalyzeResult) -> _Page:
         warnings=findings.warnings,
         against=None if result.analysis.against is None else _against_part(result.analysis.against),
     )
+
+
+def _in_one_line(rows: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
+    """Cells whose share stands on a line below the time, as a page has room for them: `"12 ms, 3.4 %"`."""
+    return tuple(tuple(cell.replace("\n", ", ") for cell in row) for row in rows)
 
 
 def _against_part(found: Against) -> _AgainstPart:
@@ -214,7 +230,7 @@ def _detail(result: AnalyzeResult, row: CollectiveRow) -> _Detail:
         facts=tuple(facts),
         overlapped=tuple(
             cells
-            for cells, held in zip(contention_cells(result), contention.classes, strict=True)
+            for cells, held in zip(_in_one_line(contention_cells(result)), contention.classes, strict=True)
             if held.collective == key
         ),
     )

@@ -16,11 +16,13 @@ from lagom_overlap.report.analyze.against import against_headline, change_cells,
 from lagom_overlap.report.analyze.words import (
     advice_texts,
     collective_cells,
+    collectives_head,
     contention_cells,
     contention_sentence,
     headline,
     only_communicator,
     rank_cells,
+    ranks_head,
     unreachable_sentence,
 )
 from lagom_overlap.report.fitted import WIDTH, Fitted
@@ -28,7 +30,7 @@ from lagom_overlap.report.what_if import what_if_parts
 from lagom_overlap.results.analyze import AnalyzeResult
 
 MAX_RANKS: Final = 8
-MAX_COLLECTIVES: Final = 8
+MAX_COLLECTIVES: Final = 6
 MAX_CLASSES: Final = 5
 MAX_ADVICE: Final = 5
 MAX_WARNINGS: Final = 4
@@ -48,6 +50,15 @@ def _short(text: str, width: int) -> str:
     return shown if len(shown) <= width else shown[: width - 1] + "…"
 
 
+def _cell(text: str) -> Text:
+    """A number, and its share on a line below it."""
+    first, *below = text.split("\n")
+    shown = Text(plain(first))
+    for line in below:
+        shown.append(f"\n{plain(line)}", style="dim")
+    return shown
+
+
 def _table(
     title: str, columns: Sequence[tuple[str, int]], rows: Sequence[Sequence[str]], most: int, tail: str
 ) -> RenderableType:
@@ -58,7 +69,7 @@ def _table(
     for name, width in columns:
         table.add_column(name, justify="right", no_wrap=True, min_width=width)
     for name, *cells in rows[:most]:
-        table.add_row(Text(_short(name, 2 * room - _RAGGED)), *(Text(plain(cell)) for cell in cells))
+        table.add_row(Text(_short(name, 2 * room - _RAGGED)), *map(_cell, cells))
     if len(rows) > most:
         table.add_row(Text(f"and {len(rows) - most} more {tail}", style="dim"))
     return Fitted(table)
@@ -73,8 +84,16 @@ def analysis_summary(result: AnalyzeResult) -> RenderableType:
     if ranks:
         parts.append(
             _table(
-                "rank, whole trace" if result.compat is None else "rank, as HTA has it",
-                (("span", 8), ("compute", 8), ("comm", 8), ("exposed", 8), ("overlap", 8), ("stretch", 8), ("idle", 8)),
+                ranks_head(result),
+                (
+                    ("step" if result.compat is None else "span", 8),
+                    ("compute", 8),
+                    ("comm", 8),
+                    ("exposed", 8),
+                    ("overlap", 8),
+                    ("stretch", 8),
+                    ("idle", 8),
+                ),
                 ranks,
                 MAX_RANKS,
                 "ranks",
@@ -86,7 +105,7 @@ def analysis_summary(result: AnalyzeResult) -> RenderableType:
         parts += [
             Text(""),
             _table(
-                "collective" if only is None else f"collective on {plain(only)}",
+                plain(collectives_head(result, only)),
                 (("calls", 5), ("total", 8), ("exposed", 8), ("stretch", 8), ("waiting", 8), ("busbw", 9)),
                 collectives,
                 MAX_COLLECTIVES if result.analysis.against is None else MAX_COLLECTIVES // 2,
@@ -99,7 +118,7 @@ def analysis_summary(result: AnalyzeResult) -> RenderableType:
         parts.append(
             _table(
                 "kernels during a collective",
-                (("runs", 6), ("slowdown", 8), ("95 %", 11), ("stretch", 8)),
+                (("all runs", 8), ("slowdown", 8), ("95 %", 11), ("stretch", 8)),
                 classes,
                 MAX_CLASSES if result.analysis.against is None else MAX_CLASSES // 2,
                 "pairs",
@@ -150,13 +169,14 @@ def _against(found: Against) -> list[RenderableType]:
 
 def _advice(result: AnalyzeResult) -> list[RenderableType]:
     texts = advice_texts(result)
-    if not texts:
-        return [Text(""), Text("No advice: no rule finds evidence in these traces.", style="dim")]
     parts: list[RenderableType] = [Text("")]
+    if not texts:
+        parts.append(Text(f"No advice. {plain(result.looked_for)}"))
     for number, (gain, what, evidence, line) in enumerate(texts[:MAX_ADVICE], start=1):
         parts.append(Text(f"{number}. {plain(what)} ", style="bold").append(Text(f"[{gain}]", style="green")))
         parts.append(Padding(Text(plain(evidence), style="dim"), (0, 0, 0, 3)))
         parts.append(Padding(Text(plain(line), style="cyan"), (0, 0, 0, 3)))
     if len(texts) > MAX_ADVICE:
         parts.append(Text(f"and {len(texts) - MAX_ADVICE} more (--json or --out)", style="dim"))
+    parts.append(Text("Next: ").append(Text(plain(result.next_line), style="cyan")))
     return parts

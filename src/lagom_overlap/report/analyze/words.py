@@ -133,8 +133,45 @@ def _hta_cells(name: str, found: HtaFigures) -> tuple[str, ...]:
     )
 
 
+def has_steps(result: AnalyzeResult) -> bool:
+    """Whether any rank's trace marks steps; else a whole trace counts as one."""
+    return any(rank.trace.steps and rank.steps for rank in result.analysis.findings.ranks)
+
+
+def ranks_head(result: AnalyzeResult) -> str:
+    """What a row of `rank_cells` is of."""
+    if result.compat is not None:
+        return "rank, sum as HTA has it"
+    return "rank, per step" if has_steps(result) else "rank, whole trace"
+
+
+def collectives_head(result: AnalyzeResult, only: str | None = None) -> str:
+    """What a row of `collective_cells` is of."""
+    scope = "sum" if not _is_timed(result) else "per step" if has_steps(result) else "per trace"
+    return f"collective, {scope}" if only is None else f"{scope}, on {only}"
+
+
+def _is_timed(result: AnalyzeResult) -> bool:
+    return any(len(rank.trace.events) for rank in result.analysis.findings.ranks)
+
+
+def _num_windows(result: AnalyzeResult) -> int:
+    """What sums over the job are divided by: its steps over all ranks; 1 where there is no timeline."""
+    return result.analysis.findings.num_windows if _is_timed(result) else 1
+
+
+def _shared(part_ns: float, whole_ns: float) -> str:
+    """A time, and on a line below its share of the step."""
+    return f"{time_text(part_ns)}\n{percent_text(part_ns, whole_ns)}" if whole_ns else time_text(part_ns)
+
+
+def _step_ns(result: AnalyzeResult) -> float:
+    """The step of the average rank."""
+    return job_measures(result).span_ns / _num_windows(result) if _is_timed(result) else 0.0
+
+
 def rank_cells(result: AnalyzeResult) -> list[tuple[str, ...]]:
-    """One row per rank with a timeline."""
+    """One row per rank with a timeline, its step and the parts of it in time and per cent; sums with `--compat hta`."""
     rows: list[tuple[str, ...]] = []
     for index, rank in enumerate(result.analysis.findings.ranks):
         if not len(rank.trace.events):
@@ -143,33 +180,38 @@ def rank_cells(result: AnalyzeResult) -> list[tuple[str, ...]]:
         if result.analysis.hta:
             rows.append(_hta_cells(name, result.analysis.hta[index]))
             continue
-        found = rank.measures
+        found, num = rank.measures, max(1, len(rank.steps))
+        step_ns = found.span_ns / num
         rows.append(
             (
                 name,
-                time_text(found.span_ns),
-                time_text(found.compute_ns),
-                time_text(found.comm_ns),
-                time_text(found.exposed_comm_ns),
+                time_text(step_ns),
+                _shared(found.compute_ns / num, step_ns),
+                _shared(found.comm_ns / num, step_ns),
+                _shared(found.exposed_comm_ns / num, step_ns),
                 percent_text(found.overlap_ns, found.comm_ns),
-                time_text(rank.stretched_ns),
-                time_text(found.idle_ns),
+                _shared(rank.stretched_ns / num, step_ns),
+                _shared(found.idle_ns / num, step_ns),
             )
         )
     return rows
 
 
 def collective_cells(result: AnalyzeResult, only: str | None = None) -> list[tuple[str, ...]]:
-    """One row per kind of call, the longest in total first; `only` as `collective_text` has it."""
+    """One row per kind of call, the longest in total first, per step of the average rank (`collectives_head`).
+
+    `only` as `collective_text` has it.
+    """
     blame = result.analysis.findings.contention.blame
+    num, step_ns = _num_windows(result), _step_ns(result)
     return [
         (
             collective_text(row.key, only),
-            str(row.count),
-            time_text(row.total_ns),
-            time_text(row.exposed_ns),
-            time_text(blame.get(row.key, 0.0)),
-            _NONE if row.waiting_ns is None else time_text(row.waiting_ns),
+            f"{row.count / num:.3g}",
+            _shared(row.total_ns / num, step_ns),
+            _shared(row.exposed_ns / num, step_ns) if _is_timed(result) else _NONE,
+            _shared(blame.get(row.key, 0.0) / num, step_ns) if _is_timed(result) else _NONE,
+            _NONE if row.waiting_ns is None else _shared(row.waiting_ns / num, step_ns),
             _NONE if row.busbw_bytes_per_s is None else rate_text(row.busbw_bytes_per_s),
         )
         for row in result.analysis.findings.rows
@@ -183,7 +225,7 @@ def contention_sentence(result: AnalyzeResult) -> str:
     if not overlapped_ns:
         return "No computation runs during a collective: nothing is stretched."
     if not found.total.num_overlapped:
-        return f"{time_text(overlapped_ns)} of computation runs during collectives, none of it also alone."
+        return f"{time_text(overlapped_ns)} of computation in all runs during collectives, none of it also alone."
     interval = ""
     if found.total.low is not None and found.total.high is not None:
         interval = f" (95 %: {found.total.low:.2f}–{found.total.high:.2f})"
@@ -191,7 +233,7 @@ def contention_sentence(result: AnalyzeResult) -> str:
     without = more if found.uncovered_ns else ""
     return (
         f"During collectives the same kernels take {found.total.slowdown:.2f}×{interval} as long as alone, over "
-        f"{time_text(found.covered_ns)} of computation{without}.{_too_few(found)}"
+        f"{time_text(found.covered_ns)} of computation in all{without}.{_too_few(found)}"
     )
 
 
@@ -215,15 +257,21 @@ def unreachable_sentence(result: AnalyzeResult) -> str:
         return ""
     names = list(dict.fromkeys(collective_text(key) for key in beyond))
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    time_s, step_s = result.unreachable_comm_s / _num_windows(result), _step_ns(result) / NS_PER_S
+    share = f" per {'step' if has_steps(result) else 'trace'} ({percent_text(time_s, step_s)})" if step_s else " in all"
     return (
-        f"{format_seconds(result.unreachable_comm_s)} of communication is beyond every knob of NCCL: "
+        f"{format_seconds(time_s)} of communication{share} is beyond every knob of NCCL: "
         f"{', '.join(names[:_MAX_NAMES])}{more}."
     )
 
 
 def contention_cells(result: AnalyzeResult, only: str | None = None) -> list[tuple[str, ...]]:
-    """One row per kernel class and collective, the costliest first; `only` as `collective_text` has it."""
+    """One row per kernel class and collective, the costliest first; `only` as `collective_text` has it.
+
+    Runs are all that were seen, the stretch is per step of the average rank.
+    """
     rows: list[tuple[str, ...]] = []
+    num = _num_windows(result)
     for row in result.analysis.findings.contention.classes:
         found = row.found
         interval = _NONE if found.low is None or found.high is None else f"{found.low:.2f}–{found.high:.2f}"
@@ -233,7 +281,7 @@ def contention_cells(result: AnalyzeResult, only: str | None = None) -> list[tup
                 str(found.num_overlapped),
                 f"{found.slowdown:.2f}×",
                 interval,
-                time_text(found.stretched_ns),
+                time_text(found.stretched_ns / num),
             )
         )
     return rows
