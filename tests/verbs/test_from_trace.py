@@ -18,8 +18,10 @@ from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.errors import JobError, TraceError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.jobfile.spec import JobSpec, JobTable, TuneTable
+from lagom_overlap.nccl_plugin.table_reader import read_table
 from lagom_overlap.sim import GroupSimulator
 from lagom_overlap.units import MIB
+from lagom_overlap.verbs.export import ExportRequest, Format, run_export
 from lagom_overlap.verbs.from_trace import FromTraceRequest, predicted_job
 from lagom_overlap.verbs.tune import TuneRequest, run_tune
 from lagom_overlap.workload import CommOp, CompOp, OverlapGroup
@@ -185,3 +187,66 @@ def test_a_trace_without_overlap_has_nothing_to_tune(tmp_path):
 def test_impossible_combinations_are_refused(arguments, named, capsys):
     assert main(arguments) == 2
     assert named in capsys.readouterr().err
+
+
+def test_a_step_that_the_model_does_not_reproduce_is_not_predicted(tmp_path, capsys):
+    # Every second step takes twice as long, as beside another job: the fit sees one kind, the check the other.
+    model = truth()
+    path = written(tmp_path / "t.json", model, true_group(model), num_steps=6)
+    content = json.loads(path.read_text())
+    for event in content["traceEvents"]:
+        if event.get("ph") == "X" and not event["name"].startswith("ProfilerStep"):
+            step, within = divmod(event["ts"], 20_000.0)
+            if step % 2:
+                event["ts"], event["dur"] = 20_000.0 * step + 2 * within, 2 * event["dur"]
+    path.write_text(json.dumps(content))
+    assert main(["tune", "--from-trace", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("lagom tune: this trace cannot be modelled, because the fitted model is ")
+    assert "all_gather 256 MiB" in error
+    assert error.endswith("measure instead: lagom run --online -- COMMAND\n")
+
+
+def test_the_gain_has_the_model_s_own_error_as_its_interval(traced, tmp_path):
+    found = run_tune(TuneRequest(job=predicted_job(FromTraceRequest(traces=(traced,))), out=tmp_path / "run"))
+    gain = found.predicted
+    low, high = gain.limits
+    assert gain.is_beyond_error
+    assert 0 < low < high
+    assert (low + high) / 2 == pytest.approx(gain.saving_s / gain.step_s)
+    assert gain.num_held_out >= 2
+    assert gain.step_s == pytest.approx(0.016, rel=0.01), "four steps of 20 ms, of which the last ends with its kernels"
+    assert f"{low:.1%} to {high:.1%}" in found.summary()
+
+
+def test_a_gain_below_the_model_s_error_recommends_nothing(traced, tmp_path):
+    job = predicted_job(FromTraceRequest(traces=(traced,)))
+    errors = replace(job.fit_errors, error_s=dict.fromkeys(job.fit_errors.error_s, 0.01))
+    found = run_tune(TuneRequest(job=replace(job, fit_errors=errors), out=tmp_path / "run"))
+    assert not found.predicted.is_beyond_error
+    assert "nothing is recommended" in found.summary()
+    assert "adopted = false" in (tmp_path / "run" / "configs.toml").read_text()
+    exported = run_export(ExportRequest(run=tmp_path / "run", formats=(Format.PLUGIN,)))
+    assert exported.num_rows == 0
+    assert "nothing is set" in exported.summary()
+
+
+def test_what_a_trace_predicted_is_exported_by_ranks_kind_and_bytes(traced, tmp_path):
+    run_tune(TuneRequest(job=predicted_job(FromTraceRequest(traces=(traced,))), out=tmp_path / "run"))
+    exported = run_export(ExportRequest(run=tmp_path / "run", formats=(Format.PLUGIN,)))
+    assert exported.num_rows == 1
+    [row] = read_table(tmp_path / "run" / "lagom_table.bin").decisions
+    assert row.first_bytes <= 256 * MIB <= row.last_bytes
+    assert "its channels are NCCL's under NCCL 2.29 and 2.30" in exported.summary()
+
+
+def test_calls_that_a_trace_cannot_tell_apart_are_not_set_and_named(traced, tmp_path):
+    run_tune(TuneRequest(job=predicted_job(FromTraceRequest(traces=(traced,))), out=tmp_path / "run"))
+    path = tmp_path / "run" / "run.json"
+    saved = json.loads(path.read_text())
+    [call] = saved["from_trace"]["calls"]
+    saved["from_trace"]["calls"].append(call | {"communicator": "another"})
+    path.write_text(json.dumps(saved))
+    exported = run_export(ExportRequest(run=tmp_path / "run", formats=(Format.PLUGIN,)))
+    assert exported.num_rows == 0
+    assert "2 communicators of 8 ranks" in exported.summary()

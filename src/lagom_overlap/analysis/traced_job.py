@@ -10,7 +10,7 @@ guessed. A collective's time is without the wait for late peers where several ra
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import floor, log10
 from typing import Final
 
@@ -49,6 +49,16 @@ class TracedGroup:
     channels: tuple[int, ...]
     reaches: tuple[KnobReach, ...]
     num_estimated: int
+
+    def halves(self) -> tuple["TracedGroup", float | None]:
+        """The group as every second window shows its makespan, and the others' median (s); None where it ran once.
+
+        The windows of a step are neighbours in time, and so are those of a warm-up: every second one is of each.
+        """
+        lengths = [(end - start) / NS_PER_S for _, start, end in self.source.occurrences]
+        if len(lengths) < 2:
+            return self, None
+        return replace(self, makespan_s=float(np.median(lengths[::2]))), float(np.median(lengths[1::2]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

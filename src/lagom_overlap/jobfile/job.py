@@ -2,9 +2,10 @@
 
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -42,8 +43,9 @@ from lagom_overlap.jobfile.step import (
     stated_cluster,
     step_operators,
 )
-from lagom_overlap.results.tune import PREDICTED
+from lagom_overlap.results.tune import PREDICTED, FitErrors, PredictedGain
 from lagom_overlap.toml_tables import size_bytes
+from lagom_overlap.tuners.problem import Assignment, GroupProblem, Measurement
 from lagom_overlap.workload import Iteration, OverlapGroup, find_overlap_groups
 from lagom_overlap.workload.issued import IssuedStep
 
@@ -298,6 +300,12 @@ class Job:
         """What run.json keeps of the trace that the job's times are predicted from; None if they are not."""
         return None
 
+    def predicted_gain(
+        self, problems: Sequence[GroupProblem], recommended: Mapping[str, Assignment]
+    ) -> PredictedGain | None:
+        """What a recommendation saves of a step, by a trace; None where no trace says it."""
+        return None
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PredictedJob(Job):
@@ -308,6 +316,22 @@ class PredictedJob(Job):
     caveats: tuple[str, ...]
     default_words: str
     trace_record: msgspec.Struct
+    fit_errors: FitErrors | None = None
+
+    def predicted_gain(
+        self, problems: Sequence[GroupProblem], recommended: Mapping[str, Assignment]
+    ) -> PredictedGain | None:
+        """What the recommendation saves of the traced step; None of an earlier run of ours, which has no steps."""
+        if self.fit_errors is None:
+            return None
+        savings_s = {}
+        for problem in problems:
+            tuned = recommended[problem.group.name]
+            if tuned != problem.default:
+                outcomes = [self.backend.measure(problem.group, each) for each in (problem.default, tuned)]
+                before, after = (each.makespan_s if isinstance(each, Measurement) else inf for each in outcomes)
+                savings_s[problem.group.name] = before - after
+        return self.fit_errors.gain(savings_s)
 
     @cached_property
     def groups(self) -> tuple[OverlapGroup, ...]:

@@ -118,6 +118,58 @@ def times_of(problems: Problems, runs: Mapping[str, Sequence[Outcome]]) -> Times
     return Times(makespan_s=makespan_s, comp_s=comp_s, comm_s=comm_s)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedGain:
+    """What settings would save of a traced step of `step_s`, and how far the model was off on the groups they change.
+
+    `error_s` is the model's error on windows of the trace that it was not fitted to, `num_held_out` of them, summed
+    over the groups that change; all in seconds per step of the average rank.
+    """
+
+    step_s: float
+    saving_s: float
+    error_s: float
+    num_held_out: int
+
+    @property
+    def is_beyond_error(self) -> bool:
+        """Whether the saving is larger than the model's own error; below it nothing is recommended."""
+        return self.saving_s > self.error_s
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """The least and the most of the step that would be saved, as shares."""
+        return (self.saving_s - self.error_s) / self.step_s, (self.saving_s + self.error_s) / self.step_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitErrors:
+    """How a model that was fitted to a trace reproduces it: a step of the average rank, and by group.
+
+    `error_s` is how far one occurrence of a group is off on windows that the fit did not see (where `num_held_out` is
+    0, on those that it saw: the group occurs once); `per_step` is how often it occurs in a step.
+    """
+
+    step_s: float
+    per_step: Mapping[str, float]
+    error_s: Mapping[str, float]
+    num_held_out: Mapping[str, int]
+
+    @property
+    def share(self) -> float:
+        """The errors of all groups, added up without regard to sign, as a share of the step."""
+        return sum(self.per_step[name] * error_s for name, error_s in self.error_s.items()) / self.step_s
+
+    def gain(self, savings_s: Mapping[str, float]) -> PredictedGain:
+        """The gain of changes that save so much of an occurrence, by group."""
+        return PredictedGain(
+            step_s=self.step_s,
+            saving_s=sum(self.per_step[name] * saving_s for name, saving_s in savings_s.items()),
+            error_s=sum(self.per_step[name] * self.error_s[name] for name in savings_s),
+            num_held_out=sum(self.num_held_out[name] for name in savings_s),
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class TuneResult(Drawn):
     """One tuning run.
@@ -127,7 +179,7 @@ class TuneResult(Drawn):
     it; None where the job has no model that is priced. `tuned_step_s` is that step with `configs` (None also where the
     computation's side is set, which is priced in groups only), `group_steps_s` with those of one group alone, by group
     that changes. `num_stages` are those of the job's pipeline. `launches` are the groups in which the computation's
-    side could be tried.
+    side could be tried. `predicted` is the gain with its interval where a trace was all there was.
     `verdict` is None when the run ended before the A/B. `backend_description` says in one line what was run
     (`"gloo, 2 ranks on this machine, loopback"`); an emulated link is named in it. `arm_words` says what the contenders
     are, by arm name: `"default"` is what a reader compares with (`"the native PyTorch call"`). `notes` are caveats, one
@@ -158,6 +210,7 @@ class TuneResult(Drawn):
     tuned_step_s: float | None = None
     group_steps_s: Mapping[str, float] = field(default_factory=dict)
     num_stages: int = 1
+    predicted: PredictedGain | None = None
     date: str
     duration_s: float
     machine: Mapping[str, str] = field(default_factory=dict)

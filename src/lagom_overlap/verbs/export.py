@@ -32,6 +32,7 @@ from lagom_overlap.record import make_folder, read_regular, write_private
 from lagom_overlap.results.export import ExportedFile, ExportResult
 from lagom_overlap.toml_tables import parse_toml
 from lagom_overlap.tuners.problem import GroupProblem
+from lagom_overlap.verbs.from_trace import TracedCall, TracedSite
 from lagom_overlap.verbs.given import given
 from lagom_overlap.verbs.own_trace import is_own_run, read_own_run
 from lagom_overlap.workload import CommOp
@@ -155,8 +156,7 @@ def read_deployment(run: Path) -> ExportSource:
     Saved settings are a file, or the folder of the `lagom run --online` that left it.
 
     Raises:
-        JobError: if it is neither, was predicted from traces, which name no call sites, or is of an engine whose knobs
-            are not NCCL's.
+        JobError: if it is neither, or is of an engine whose knobs are not NCCL's.
         BundleError: if a file of it is damaged.
     """
     if (saved := online_settings(run)) is not None:
@@ -167,8 +167,8 @@ def read_deployment(run: Path) -> ExportSource:
     given(run)  # what another verb's run leaves to set, it says
     if not is_own_run(run):
         raise JobError(f"{str(run)!r} is no run folder of lagom tune: run.json or measurements.jsonl is missing")
-    if RunFolder.read(run).record.from_trace is not None:
-        raise JobError(f"{str(run)!r} was predicted from traces, which do not tell call sites apart: nothing to export")
+    if (predicted := RunFolder.read(run).record.from_trace) is not None:
+        return _of_trace(run, predicted)
     own = read_own_run(run)
     foreign = next((name for name in (own.job.spec.job.backend, own.recorded_on) if name in _NOT_NCCL), None)
     if foreign is not None:
@@ -191,6 +191,73 @@ def read_deployment(run: Path) -> ExportSource:
         communicators=tuple(ProcessCommunicator(name, _num_nodes(cluster, name)) for name in ordered),
         calls_per_step=calls,
         launch=one_launch(configs.launches.values()),
+    )
+    return ExportSource(deployment, tuple(notes))
+
+
+class _Traced(msgspec.Struct, frozen=True):
+    """What of a prediction's record says where its settings belong."""
+
+    calls: tuple[TracedCall, ...]
+    sites: tuple[TracedSite, ...]
+
+    @property
+    def alike(self) -> Counter[int]:
+        """How many communicators there are by their number of ranks."""
+        return Counter(num_ranks for _, num_ranks in {(call.communicator, call.num_ranks) for call in self.calls})
+
+
+def _traced_site(call: TracedCall) -> CallSite:
+    communicator = CommunicatorId(description=call.communicator, ranks=tuple(range(call.num_ranks)))
+    return communicator, call.kind, call.num_bytes
+
+
+def _of_trace(run: Path, record: object) -> ExportSource:
+    """What was predicted from a trace, by what the plug-in can tell at run time: ranks, kind and bytes.
+
+    A trace has neither the order in which communicators were created nor the place of a call among equal ones in a step
+    of the job, so a row holds for all calls of a communicator's kind and size. Where these were to be set differently,
+    or another communicator has as many ranks, nothing is set, and the notes say so.
+
+    Raises:
+        BundleError: if the record or configs.toml is damaged.
+        JobError: if it is a prediction from an earlier run of ours, which is exported itself.
+    """
+    try:
+        traced = msgspec.convert(record, _Traced)
+    except msgspec.ValidationError:
+        raise JobError(f"{str(run)!r} was predicted from a run of lagom tune: export that run") from None
+    configs = _configs(run / "configs.toml")
+    notes = [] if configs.adopted else ["no gain beyond the model's own error was predicted: nothing is set"]
+    alike = traced.alike
+    found: dict[CallSite, dict[CommConfig, int]] = defaultdict(lambda: defaultdict(int))
+    for site in traced.sites:
+        found[_traced_site(site.call)][_config(configs, site.group, site.comm)] += 1
+    rows: dict[CallSite, CommConfig] = {}
+    for where, wanted in found.items():
+        if all(config.is_untouched for config in wanted):
+            continue
+        num_ranks = len(where[0].ranks)
+        if alike[num_ranks] > 1:
+            notes.append(
+                f"{site_words(where)}: the trace has {alike[num_ranks]} communicators of {num_ranks} ranks and not "
+                "the order in which they were created, by which a running job tells them apart; left out"
+            )
+        elif len(wanted) > 1:
+            notes.append(
+                f"{site_words(where)}: its {sum(wanted.values())} calls were to be set differently, and the trace does "
+                "not say which is which in a running job; left out"
+            )
+        else:
+            rows[where] = next(iter(wanted))
+            if (count := sum(wanted.values())) > 1:
+                notes.append(f"{site_words(where)}: its {count} places in a step share one setting")
+    table = ConfigTable(_keyed({where: {0: config} for where, config in rows.items()}))
+    calls = list(map(_traced_site, traced.calls))
+    deployment = Deployment(
+        table=table,
+        communicators=tuple(ProcessCommunicator(name) for name in dict.fromkeys(where[0] for where in calls)),
+        calls_per_step=dict.fromkeys(calls, 1),
     )
     return ExportSource(deployment, tuple(notes))
 

@@ -20,6 +20,7 @@ from lagom_overlap.analysis.trace_fit import TraceFit, default_of, fit_trace
 from lagom_overlap.analysis.trace_gpu import cluster_of_trace
 from lagom_overlap.analysis.traced_job import TracedGroup, TracedJob, traced_job
 from lagom_overlap.backends.traced import TracedBackend, TracedDefault
+from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.cost import ContentionModel
 from lagom_overlap.cost.fit import FittedConstant
 from lagom_overlap.errors import JobError, TraceError
@@ -27,12 +28,15 @@ from lagom_overlap.hardware import Cluster
 from lagom_overlap.jobfile.job import Job, PredictedJob
 from lagom_overlap.jobfile.spec import JobSpec, JobTable, TuneTable
 from lagom_overlap.nccl_plugin.support import NcclVersion
+from lagom_overlap.results.tune import FitErrors
 from lagom_overlap.trace.gpu_trace import NS_PER_S
 from lagom_overlap.trace.reader import read_traces
-from lagom_overlap.units import format_seconds
+from lagom_overlap.units import format_bytes, format_seconds
 
 ASSUMED_NCCL: Final[NcclVersion] = (2, 28, 9)
 """Where no trace names the release: one under which a tuner sets no chunk."""
+MAX_STEP_ERROR: Final = 0.05
+"""Of the step: beyond it nothing is predicted. The project's own bound."""
 _NCCL: Final = re.compile(r"(\d{1,2})\.(\d{1,3})(?:\.(\d{1,3}))?")
 
 
@@ -48,6 +52,27 @@ class TracedGroupRow(msgspec.Struct, frozen=True, kw_only=True):
     num_estimated: int
 
 
+class TracedCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A collective of the trace, named as the plug-in can tell it at run time: by ranks, kind and bytes.
+
+    `communicator` is the trace's name for it; of equal ranks the plug-in goes by the order of creation, which no trace
+    has.
+    """
+
+    communicator: str
+    num_ranks: int
+    kind: CollectiveKind
+    num_bytes: int
+
+
+class TracedSite(msgspec.Struct, frozen=True, kw_only=True):
+    """Which of the trace's collectives one of a group is."""
+
+    group: str
+    comm: str
+    call: TracedCall
+
+
 class FromTraceRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What a run folder keeps of the trace it was predicted from."""
 
@@ -55,7 +80,12 @@ class FromTraceRecord(msgspec.Struct, frozen=True, kw_only=True):
     fit: tuple[FittedConstant, ...]
     unidentified: tuple[str, ...]
     fit_mean_abs_error: float
+    step_s: float
+    step_error: float
+    """How far the model's step is off the measured one, as a share; on windows that the fit did not see, if any."""
     groups: list[TracedGroupRow]
+    calls: list[TracedCall]
+    sites: list[TracedSite]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,15 +151,14 @@ def _route_note(nccl: NcclVersion | None) -> str:
     )
 
 
-def _notes(job: TracedJob, fit: TraceFit, findings: Findings) -> tuple[str, ...]:
+def _notes(job: TracedJob, fit: TraceFit, findings: Findings, errors: FitErrors) -> tuple[str, ...]:
     held_s = sum(held.makespan_s * held.source.per_step for held in job.groups)
-    step_s = sum(step.measures.span_ns for rank in findings.ranks for step in rank.steps) / (
-        findings.num_windows * NS_PER_S
-    )
+    step_s = errors.step_s
     estimated = sum(held.num_estimated for held in job.groups)
     notes = [
         "Predicted from a trace: nothing was run. The times come from the contention model, fitted to the trace.",
-        f"The fitted model gives the groups' makespans with a mean error of {fit.mean_abs_error:.1%}.",
+        f"The fitted model gives the groups' makespans with a mean error of {fit.mean_abs_error:.1%}; of a step it is "
+        f"{errors.share:.1%} off, on windows that the fit did not see where a group has two.",
         f"The groups take {format_seconds(held_s)} of a step of {format_seconds(step_s)}; the rest stays as it is.",
         _route_note(_nccl_of(findings)),
         "A join that the computation reached after its collective had ended leaves no trace: how much slower a hidden "
@@ -142,13 +171,85 @@ def _notes(job: TracedJob, fit: TraceFit, findings: Findings) -> tuple[str, ...]
     return (*notes, *job.left_out)
 
 
-def _record(request: FromTraceRequest, job: TracedJob, fit: TraceFit) -> FromTraceRecord:
+def _errors(traced: Sequence[TracedGroup], held_out: Sequence[float | None], fit: TraceFit, step_s: float) -> FitErrors:
+    """How far each group is off where the fit did not look; where it ran once, where it looked."""
+    return FitErrors(
+        step_s=step_s,
+        per_step={held.group.name: held.source.per_step for held in traced},
+        error_s={
+            held.group.name: abs(exp(left) * held.makespan_s - (held.makespan_s if other is None else other))
+            for held, other, left in zip(traced, held_out, fit.log_residuals, strict=True)
+        },
+        num_held_out={
+            held.group.name: 0 if other is None else held.source.num_occurrences // 2
+            for held, other in zip(traced, held_out, strict=True)
+        },
+    )
+
+
+def _check_modelled(errors: FitErrors, traced: Sequence[TracedGroup]) -> None:
+    """Refuses a model whose step is not the measured one.
+
+    Raises:
+        TraceError: if it is off by more than `MAX_STEP_ERROR`.
+    """
+    if errors.share <= MAX_STEP_ERROR:
+        return
+    worst = max(traced, key=lambda held: errors.per_step[held.group.name] * errors.error_s[held.group.name])
+    name = worst.group.name
+    calls = ", ".join(f"{op.collective.kind} {format_bytes(op.collective.num_bytes)}" for op in worst.group.comms[:3])
+    raise TraceError(
+        f"this trace cannot be modelled, because the fitted model is {errors.share:.1%} of the step off what was "
+        f"measured ({MAX_STEP_ERROR:.0%} are allowed), most of it in {name} ({calls}: "
+        f"{format_seconds(worst.makespan_s)} measured, off by {format_seconds(errors.error_s[name])}); "
+        "measure instead: lagom run --online -- COMMAND"
+    )
+
+
+def _step_s(findings: Findings) -> float:
+    """The length of a step of the average rank."""
+    spans = sum(step.measures.span_ns for rank in findings.ranks for step in rank.steps)
+    return spans / (findings.num_windows * NS_PER_S)
+
+
+def _calls(findings: Findings) -> list[TracedCall]:
+    """All collectives of the trace that say what they are, each once."""
+    found = {
+        TracedCall(
+            communicator=row.key.communicator, num_ranks=row.key.num_ranks, kind=row.kind, num_bytes=row.key.num_bytes
+        )
+        for row in findings.rows
+        if row.kind is not None
+    }
+    return sorted(found, key=lambda call: (call.communicator, call.num_ranks, call.kind, call.num_bytes))
+
+
+def _record(
+    request: FromTraceRequest, job: TracedJob, fit: TraceFit, errors: FitErrors, findings: Findings
+) -> FromTraceRecord:
     ratios = [exp(left) for left in fit.log_residuals]
     return FromTraceRecord(
         traces=[path.name for path in request.traces],
         fit=fit.table,
         unidentified=fit.unidentified,
         fit_mean_abs_error=fit.mean_abs_error,
+        step_s=errors.step_s,
+        step_error=errors.share,
+        calls=_calls(findings),
+        sites=[
+            TracedSite(
+                group=held.group.name,
+                comm=op.name,
+                call=TracedCall(
+                    communicator=op.communicator,
+                    num_ranks=op.collective.num_ranks,
+                    kind=op.collective.kind,
+                    num_bytes=op.collective.num_bytes,
+                ),
+            )
+            for held in job.groups
+            for op in held.group.comms
+        ],
         groups=[
             TracedGroupRow(
                 name=held.group.name,
@@ -168,7 +269,8 @@ def predicted_job(request: FromTraceRequest) -> PredictedJob:
     """The job that the traces show, on the model fitted to them.
 
     Raises:
-        TraceError: if a trace cannot be read, or no collective in it overlaps a kernel.
+        TraceError: if a trace cannot be read, no collective in it overlaps a kernel, or the fitted model does not
+            reproduce the measured step.
         JobError: if no cluster is known, or it has fewer GPUs than the collectives have ranks.
     """
     job = Job(_spec_of(request))
@@ -177,8 +279,15 @@ def predicted_job(request: FromTraceRequest) -> PredictedJob:
     traced = traced_job(findings, overlap_groups(findings), model)
     if not traced.groups:
         why = f" ({traced.left_out[0]})" if traced.left_out else ""
-        raise TraceError(f"no overlap group of the trace can be simulated{why}: there is nothing to tune")
-    fit = fit_trace(traced.groups, model)
+        raise TraceError(
+            f"no overlap group of the trace can be simulated{why}: there is nothing to tune by a model; measure "
+            "instead: lagom run --online -- COMMAND"
+        )
+    halves = [held.halves() for held in traced.groups]
+    seen = [half for half, _ in halves]
+    fit = fit_trace(seen, model)
+    errors = _errors(seen, [other for _, other in halves], fit, _step_s(findings))
+    _check_modelled(errors, seen)
     groups = tuple(held.group for held in traced.groups)
     backend_request = replace(job.request_for(groups, seed=request.seed), cluster=fit.model.cluster)
     return PredictedJob(
@@ -187,7 +296,14 @@ def predicted_job(request: FromTraceRequest) -> PredictedJob:
         backend=TracedBackend(
             fit.model, backend_request, _defaults(traced.groups, fit.model), _nccl_of(findings) or ASSUMED_NCCL
         ),
-        caveats=_notes(traced, fit, findings),
+        caveats=_notes(traced, fit, findings, errors),
+        fit_errors=errors,
         default_words="what the trace ran (simulated)",
-        trace_record=_record(request, traced, fit),
+        trace_record=_record(
+            request,
+            traced,
+            fit,
+            errors,
+            findings,
+        ),
     )

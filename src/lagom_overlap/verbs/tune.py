@@ -174,13 +174,15 @@ def _write(
         step_s=step.untouched_s if step else None,
         tuned_step_s=step.seconds(problems, study.recommended) if step else None,
         group_steps_s=step.alone(problems, study.recommended) if step else {},
+        predicted=job.predicted_gain(problems, study.recommended),
         num_stages=1 if job.step is None else job.step.layout.pipeline,
         notes=(*_notes(request, run), *begun, *(step.notes if step else ())),
         interrupted=run.interrupted,
         files=tuple(folder.path / name for name in (*RUN_FILES, journal.path.name)),
         measured=MeasuredSearch(problems=problems, entries=tuple(journal.entries), recommended=study.recommended),
     )
-    adopted = study.verdict is not None and study.verdict.adopted
+    is_beyond_error = result.predicted is None or result.predicted.is_beyond_error
+    adopted = study.verdict is not None and study.verdict.adopted and is_beyond_error
     stages = {f"before: {name}": line for name, line in result.search.timelines_under(DEFAULT_ARM).items()}
     stages |= {f"after: {name}": line for name, line in result.search.timelines_under(TUNED_ARM).items()}
     contents = {

@@ -1,7 +1,7 @@
 """The verdict in words that a colleague understands; the same words in the page and in the terminal."""
 
 from lagom_overlap.collective import CommConfig, launch_of
-from lagom_overlap.results.tune import ENGINE_DEFAULT, EngineShare, TuneResult
+from lagom_overlap.results.tune import ENGINE_DEFAULT, EngineShare, PredictedGain, TuneResult
 from lagom_overlap.tuners.problem import Assignment, GroupProblem, Measurement
 from lagom_overlap.tuners.sequential import Decision
 from lagom_overlap.tuners.verdict import DEFAULT_ARM, TUNED_ARM, PairedRatio, Verdict
@@ -153,7 +153,23 @@ def _prediction(result: TuneResult, verdict: Verdict, than: str) -> str:
         found = f"tuned cannot be predicted ({verdict.failures[TUNED_ARM]})"
     else:
         found = f"tuned would be {_speed_text(verdict.over_default, than)}"
-    return f"A prediction, not an A/B: {found}. Nothing was run; only an A/B on the machine can adopt a setting."
+    gain = _gain_text(result.predicted) if result.predicted is not None and not result.changes_nothing else ""
+    return f"A prediction, not an A/B: {found}.{gain} Nothing was run; only an A/B on the machine can adopt a setting."
+
+
+def _gain_text(gain: PredictedGain) -> str:
+    """What of a whole step would be saved, with the model's own error; a sentence behind a blank."""
+    low, high = gain.limits
+    seen = (
+        f"{gain.num_held_out} windows that the fit did not see" if gain.num_held_out else "the windows it was fitted to"
+    )
+    error = f"the model's error on {seen}"
+    if not gain.is_beyond_error:
+        return (
+            f" Of the step it would save {format_seconds(gain.saving_s)}, {error} is {format_seconds(gain.error_s)}: "
+            "nothing is recommended."
+        )
+    return f" Of the step of {format_seconds(gain.step_s)} it would save {low:.1%} to {high:.1%}, by {error}."
 
 
 def _refusal(verdict: Verdict, than: str) -> str:
@@ -168,6 +184,8 @@ def _upper(text: str) -> str:
 
 def next_step(result: TuneResult, folder: str = "RUN") -> str:
     """How what was found is used and undone; empty where there is nothing to use. `folder` is the run's."""
+    if result.is_prediction and (result.changes_nothing or not (result.predicted and result.predicted.is_beyond_error)):
+        return "Next: lagom run --online -- COMMAND, which measures in the job itself what a trace cannot tell."
     if result.verdict is None or not result.verdict.adopted or result.changes_nothing:
         return ""
     if result.step_s is not None and result.tuned_step_s is not None and result.tuned_step_s >= result.step_s:
@@ -175,6 +193,8 @@ def next_step(result: TuneResult, folder: str = "RUN") -> str:
     proves = "lagom run --online -- COMMAND finds and proves settings in the job itself"
     if result.num_stages > 1:  # a file of settings holds one rank's calls, and the stages' differ
         return f"To prove it on the machine: {proves}. To undo it: start the job without lagom run."
+    if result.is_prediction:
+        return f"Next: lagom run --prove {folder} -- COMMAND, which judges it in the job itself."
     if result.is_simulated:
         sets = f"lagom run --config {folder} -- COMMAND sets these unproven"
         return f"To prove it on the machine: {proves}; {sets}. To undo either: start the job without lagom run."
