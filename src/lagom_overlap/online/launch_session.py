@@ -188,7 +188,7 @@ class Tuning:
             self._metrics.forget("lagom_state")
             self._metrics.set("lagom_state", 1, state=tuner.state)
             if self._rank == 0 and self._last is not None:
-                say([f"online tuning: {tuner.state} ({tuner.reason})"])
+                say([f"online tuning: {tuner.state.words}: {tuner.reason}"])
             if tuner.state in SETTLED:
                 self._save(tuner)
         self._last = now

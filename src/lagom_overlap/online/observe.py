@@ -14,6 +14,7 @@ from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.engines.cpu_limits import KINDS as GLOO_KINDS
 from lagom_overlap.nccl_plugin.support import NO, Knob, NcclVersion, Settable, best_route, support_of
 from lagom_overlap.nccl_plugin.table_layout import KINDS as TUNER_KINDS
+from lagom_overlap.units import format_percent
 
 FIRST_SAMPLED: Final = 3
 """The first sampled step; the steps before it warm up connections, allocators and compilation."""
@@ -82,13 +83,15 @@ def report_lines(shares: Shares, reason: str = "") -> list[str]:
         return [f"observed no collective of a training step on {where}{why}: nothing can be said about it"]
     per_step_s = shares.total_s / shares.num_steps
     kinds = sorted(shares.by_kind_s.items(), key=lambda pair: -pair[1])
-    words = ", ".join(f"{kind} {time_s / shares.total_s:.0%}" for kind, time_s in kinds)
+    words = ", ".join(f"{kind} {format_percent(time_s / shares.total_s, 0)}" for kind, time_s in kinds)
     lines = [
         f"{where}: {per_step_s * 1e3:.2f} ms of collectives per step ({shares.num_steps} steps sampled): {words}",
         "share of that time which a setting could reach:",
     ]
     ratios = shares.ratios()
-    lines += [f"  {knob:22} {ratio:6.1%}  {_way(knob, shares.nccl)}".rstrip() for knob, ratio in ratios.items()]
+    lines += [
+        f"  {knob:22} {format_percent(ratio):>7}  {_way(knob, shares.nccl)}".rstrip() for knob, ratio in ratios.items()
+    ]
     if any(ratios.values()):
         lines.append("a trial shows how much of that is a gain: lagom run --online instead of --observe")
     else:

@@ -29,7 +29,7 @@ from lagom_overlap.jobfile.spec import JobSpec, JobTable, TuneTable
 from lagom_overlap.nccl_plugin.support import NcclVersion
 from lagom_overlap.trace.gpu_trace import NS_PER_S
 from lagom_overlap.trace.reader import read_traces
-from lagom_overlap.units import format_seconds
+from lagom_overlap.units import format_percent, format_seconds
 
 ASSUMED_NCCL: Final[NcclVersion] = (2, 28, 9)
 """Where no trace names the release: one under which a tuner sets no chunk."""
@@ -129,7 +129,7 @@ def _notes(job: TracedJob, fit: TraceFit, findings: Findings) -> tuple[str, ...]
     estimated = sum(held.num_estimated for held in job.groups)
     notes = [
         "Predicted from a trace: nothing was run. The times come from the contention model, fitted to the trace.",
-        f"The fitted model gives the groups' makespans with a mean error of {fit.mean_abs_error:.1%}.",
+        f"The fitted model gives the groups' makespans with a mean error of {format_percent(fit.mean_abs_error)}.",
         f"The groups take {format_seconds(held_s)} of a step of {format_seconds(step_s)}; the rest stays as it is.",
         _route_note(_nccl_of(findings)),
         "A join that the computation reached after its collective had ended leaves no trace: how much slower a hidden "

@@ -72,11 +72,12 @@ class Check:
     def words(self) -> str:
         """The outcome for people, or how far it is."""
         if self._slow_s:
-            return f"steps take {self._slow_s / self._default_s:.2f} times the default's"
+            return f"steps take {self._slow_s / self._default_s:.2f} times as long"
         num_rounds = min(map(len, self._times.values()))
         if num_rounds < 2:
             return f"round {num_rounds + 1}"
-        return f"{'tuned' if self.is_start else 'the default'}: {self._judgement(num_rounds).sentence()}"
+        who = "they are" if self.is_start else "the default is"
+        return f"{who} {self._judgement(num_rounds).sentence()}"
 
     def report(self, step_s: float) -> None:
         """The mean step time of the window just run."""
