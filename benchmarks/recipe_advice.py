@@ -22,8 +22,7 @@ from lagom_overlap.errors import LagomError
 from lagom_overlap.jobfile.step import JobStep
 from lagom_overlap.planners.deadline import Deadline
 from lagom_overlap.planners.megatron.search import Found, SwitchEffect, SwitchVerdict
-from lagom_overlap.sim.what_if import percent_text
-from lagom_overlap.units import format_memory, format_seconds
+from lagom_overlap.units import format_memory, format_percent, format_seconds
 from lagom_overlap.verbs.plan_megatron import by_default, found_switches, with_layout
 from lagom_overlap.workload.parallel import Dispatcher, ParallelLayout, PipelineSchedule
 from lagom_overlap.workload.step import load_rules
@@ -124,8 +123,9 @@ def _difference(one: SwitchEffect) -> str:
         return f"{who} {one.switch}: does not fit here, {format_memory(one.memory_bytes or 0)}"
     if one.share is None:
         return f"{who} {one.switch}: not tried"
-    gain = percent_text(one.share)
-    sure = "" if one.low is None or one.high is None else f", {percent_text(one.low)} to {percent_text(one.high)}"
+    gain = format_percent(one.share, signed=True)
+    low, high = (None if share is None else format_percent(share, signed=True) for share in (one.low, one.high))
+    sure = "" if low is None or high is None else f", {low} to {high}"
     return f"{who} {one.switch}: {gain} ({one.verdict}{sure})"
 
 

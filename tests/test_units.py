@@ -1,8 +1,12 @@
+import ast
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lagom_overlap.units import GIB, KIB, MIB, format_bytes, format_seconds, parse_bytes
+from lagom_overlap import units
+from lagom_overlap.units import GIB, KIB, MIB, format_bytes, format_percent, format_seconds, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -97,3 +101,34 @@ def test_sizes_are_printed_in_binary_units(num_bytes: float, text: str) -> None:
 )
 def test_durations_are_printed_with_three_digits(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("share", "digits", "signed", "text"),
+    [
+        (0.1051, 1, True, "+10.5 %"),
+        (-0.1051, 1, True, "-10.5 %"),
+        (0.1051, 1, False, "10.5 %"),
+        (-0.02, 0, False, "-2 %"),
+        (-0.0004, 1, True, "0.0 %"),
+        (0.0004, 1, True, "0.0 %"),
+        (-0.0006, 1, True, "-0.1 %"),
+        (0.12345, 2, False, "12.35 %"),
+    ],
+)
+def test_a_share_is_written_in_per_cent_with_a_space_and_rounds_to_nothing_without_a_sign(
+    share: float, digits: int, signed: bool, text: str
+) -> None:
+    assert format_percent(share, digits, signed=signed) == text
+
+
+def test_nobody_writes_per_cent_in_another_style() -> None:
+    """Python's own format of a share, `{x:.1%}`, has no space, and two styles stood on one screen."""
+    package = Path(units.__file__).parent
+    assert not [
+        f"{path.name}:{node.lineno}"
+        for path in package.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FormattedValue) and node.format_spec is not None
+        if ast.unparse(node.format_spec).rstrip("'\"").endswith("%")
+    ]

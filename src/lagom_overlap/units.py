@@ -87,3 +87,10 @@ def format_seconds(seconds: float) -> str:
             digits = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
             return f"{value:.{digits}f} {name}"
     return f"{seconds / NS:.0f} ns"
+
+
+def format_percent(share: float, digits: int = 1, *, signed: bool = False) -> str:
+    """A share in per cent for people: `"12.3 %"`, signed `"+12.3 %"`. What rounds to nothing has no sign: `"0.0 %"`."""
+    number = f"{100 * share:+.{digits}f}"
+    has_sign = (signed or number[0] == "-") and number.strip("+-0.")
+    return f"{number if has_sign else number[1:]} %"

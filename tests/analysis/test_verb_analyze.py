@@ -216,7 +216,7 @@ def test_the_page_answers_what_changes_would_gain_before_it_advises(trace):
     answer = what_if(AskedChange.channels(8), spent, Spent(step_s=9e-4, overlapped_s=1e-5, exposed_s=1e-5))
     page = render_analysis(replace(report, measured=report.analysis, what_ifs=(answer,)))
     assert page.index('id="what-ifs"') < page.index('id="advice"')
-    assert "Worth trying: at most 8 channels, +10.0% of the step (+9.9% to +10.1%)." in page
+    assert "Worth trying: at most 8 channels, +10.0 % of the step (+9.9 % to +10.1 %)." in page
     assert "NCCL_MAX_CTAS=8, or max_ctas = 8 in the options of one process group" in page
     assert "lagom plan JOB.toml" not in page  # a trace has no job file
     parser = _Balance()

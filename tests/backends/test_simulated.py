@@ -84,7 +84,7 @@ def test_the_default_names_its_threads_where_the_job_does() -> None:
 
 
 def test_it_says_what_its_times_come_from() -> None:
-    assert backend(noise=0.02).description == "simulated: A40 GPUs of cluster box, profile plausible, 2.0% noise"
+    assert backend(noise=0.02).description == "simulated: A40 GPUs of cluster box, profile plausible, 2.0 % noise"
 
 
 def test_the_baselines_are_the_corners_of_the_default_s_subspace() -> None:

@@ -119,7 +119,7 @@ def test_observing_changes_no_number_nor_exit_code_and_says_what_could_be_reache
     assert watched == losses("ddp", 12)
     said = [line for line in error.splitlines() if line.startswith("lagom: ")]
     assert re.search(r"gloo: [0-9.]+ ms of collectives per step \(3 steps sampled\)", said[0])
-    assert sum("channels" in line and "100.0%" in line for line in said) == 1
+    assert sum("channels" in line and "100.0 %" in line for line in said) == 1
     assert "sitecustomize" not in error
     for rank in range(2):
         found = events(tmp_path / "seen", rank)

@@ -58,8 +58,8 @@ def test_the_report_names_kinds_shares_and_ways():
     shares = Shares((2, 31, 2))
     shares.add_step([SeenCall(AG, 0.003), SeenCall(A2A, 0.001)])
     text = "\n".join(report_lines(shares))
-    assert "NCCL 2.31.2: 4.00 ms of collectives per step (1 steps sampled): all_gather 75%, all_to_all 25%" in text
-    assert "75.0%  by the plugin route, lower only (below NCCL's own choice" in text
+    assert "NCCL 2.31.2: 4.00 ms of collectives per step (1 steps sampled): all_gather 75 %, all_to_all 25 %" in text
+    assert "75.0 %  by the plugin route, lower only (below NCCL's own choice" in text
     assert "nothing can be said" in report_lines(Shares(None))[0]
 
 

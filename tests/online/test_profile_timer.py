@@ -298,7 +298,7 @@ def test_profilers_that_disagree_leave_pytorchs_and_say_by_how_much(job, caplog)
     job.skew_ns = 500_000
     assert job.measured() == (step_length_s(job.kineto), timed_calls(job.kineto))
     (line,) = fallen_back(caplog)
-    assert "more than 2.0%" in line
+    assert "more than 2.0 %" in line
     for _ in range(3):
         assert job.measured()[1] is not None
     assert job.num_kineto == 6

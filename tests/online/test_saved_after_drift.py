@@ -112,7 +112,7 @@ def test_a_later_verdict_for_the_default_overturns_what_was_adopted(tmp_path: Pa
     saved = saved_by(job, tmp_path / "lagom.json")
     assert saved is not None
     assert (saved.is_adopted, saved.settings) == (False, ())
-    assert saved.verdict.startswith("the default stays")
+    assert saved.verdict.startswith("nothing was changed")
     assert [member.adopted for member in job.members] == [None, None]
 
 

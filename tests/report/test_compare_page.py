@@ -32,7 +32,7 @@ def comparison(*rows: CompareRow, interrupted: bool = False) -> CompareResult:
 def test_the_page_of_tuners_has_every_row_and_the_caveats() -> None:
     page = render_comparison(comparison(tuner("lagom", 0.1, 1.25), tuner("autoccl", 0.125, 1.0)))
     cells = re.findall(r"<t[hd][^>]*>([^<]*)</t[hd]>", page)
-    for text in ("lagom", "100 ms", "1.250×", "1.240×", "1.260×", "0.0%", "autoccl", "125 ms", "25.0%"):
+    for text in ("lagom", "100 ms", "1.250×", "1.240×", "1.260×", "0.0 %", "autoccl", "125 ms", "25.0 %"):
         assert text in cells
     assert "lagom is the fastest of 2" in page
     assert "It is simulated." in page
@@ -53,7 +53,7 @@ def test_a_comparison_that_ended_before_a_measurement_has_a_page_without_a_figur
     page = render_comparison(comparison(tuner("lagom", None, None), interrupted=True))
     assert "<figure>" not in page
     even = render_comparison(comparison(tuner("lagom", 0.1, 1.005)))
-    assert "lagom has the shortest makespan of 1" in even
+    assert "lagom has the shortest time of 1" in even
     assert "not measurably different from the default" in even
     assert "1 searches were done" in page
 

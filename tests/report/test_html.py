@@ -345,7 +345,7 @@ def test_the_group_that_takes_most_of_the_iteration_is_open(make_report, make_gr
     opened = re.search(r"<details id=\"group-(\d)\" open><summary><h3>(\w+)</h3>(.*?)</summary>", source, re.DOTALL)
     assert opened[1] == "2"
     assert opened[2] == "often"
-    assert "91% of the groups&#39; time" in opened[3] or "91% of the groups' time" in opened[3]
+    assert "91 % of the groups&#39; time" in opened[3] or "91 % of the groups' time" in opened[3]
 
 
 def test_a_prediction_is_never_called_adopted_and_draws_no_rounds(report):

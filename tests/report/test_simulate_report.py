@@ -146,7 +146,7 @@ def test_the_page_answers_what_the_json_does(tmp_path: Path) -> None:
     assert len(rows) == len(answers) > MAX_STAGES
     assert {answer["verdict"] for answer in answers} >= {"gain", "loss"}
     best = max(answers, key=lambda answer: answer["gain_s"])
-    assert page.sentence.startswith(f"Worth trying: {best['change']}, +{100 * best['share']:.1f}% of the step")
+    assert page.sentence.startswith(f"Worth trying: {best['change']}, +{100 * best['share']:.1f} % of the step")
     for row, answer in zip(rows, answers, strict=True):
         change, time, share, interval, verdict = (cell.strip() for cell in row)
         assert answer["change"] in change
@@ -155,7 +155,7 @@ def test_the_page_answers_what_the_json_does(tmp_path: Path) -> None:
         assert float(number) * SECONDS[unit] == pytest.approx(answer["gain_s"], rel=6e-3, abs=1e-9)
         step_s = result.iteration_s
         assert answer["share"] == pytest.approx(answer["gain_s"] / step_s)
-        shown = [float(text) / 100 for text in re.findall(r"[-+]?[\d.]+(?=%)", f"{share} {interval}")]
+        shown = [float(text) / 100 for text in re.findall(r"[-+]?[\d.]+(?= %)", f"{share} {interval}")]
         for figure, key in zip(shown, ("gain_s", "low_s", "high_s"), strict=True):
             assert figure == pytest.approx(answer[key] / step_s, abs=5.1e-4)
         assert verdict == answer["verdict"]

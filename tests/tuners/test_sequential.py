@@ -86,7 +86,10 @@ def test_no_difference_says_what_could_not_be_seen() -> None:
     assert 0.005 < found.largest_unseen < 0.05
     words = found.sentence(steps_per_pair=6)
     limits = f"({found.low:.3f} to {found.high:.3f})"
-    assert f"{limits}, not proven faster or slower in 25 pairs of 6 steps, noise 2.00%" in words
+    assert words.startswith("not proven faster or slower in 25 pairs of 6 steps: ")
+    assert words.endswith(f"{limits}; equal runs differ by 2.00 %")
+    noisy = judged_pairs(list(times[0]), list(times[1]), same_s=[(1.0, 1.2)], most_pairs=25).sentence()
+    assert noisy.endswith("; the machine is noisy, equal runs differ by 20 %")
 
 
 def test_it_ends_as_soon_as_nothing_can_be_won_any_more() -> None:
@@ -94,11 +97,11 @@ def test_it_ends_as_soon_as_nothing_can_be_won_any_more() -> None:
     assert open_.decision is Decision.OPEN
     given_up = judged_pairs([1.0, 1.02, 1.01], [1.01, 1.0, 1.03], most_pairs=8)
     assert given_up.decision is Decision.NO_DIFFERENCE
-    assert given_up.sentence() == "0.990x; ended after 3 pairs, when it could no longer be proven faster"
+    assert given_up.sentence() == "not proven faster: 0.990x, ended after 3 pairs because no more could prove it"
     few = judged_pairs([1.1, 1.12], [1.0, 1.01], most_pairs=2)
     assert few.decision is Decision.NO_DIFFERENCE
     assert few.largest_unseen == inf
-    assert "undecided after 2 pairs; a decision needs at least 7" in few.sentence()
+    assert "not proven faster or slower in 2 pairs; a decision needs at least 7: " in few.sentence()
 
 
 def test_times_to_the_last_bit_need_no_test() -> None:

@@ -71,8 +71,8 @@ def test_a_trace_of_the_program_gives_every_operator_its_time(job):
     assert (found.computations.num_measured, found.collectives.num_measured) == (94, 24)
     assert found.computations.share_of_time == found.collectives.share_of_time == 1
     assert given.notes[0] == (
-        "Times come from zero_step_gloo_trace.json.gz (CPU operators, 3 steps): 94 of 94 computations (100.0% of their "
-        "time) and 24 of 24 collectives (100.0%); 118 matched in order, 0 by shape."
+        "Times come from zero_step_gloo_trace.json.gz (CPU operators, 3 steps): 94 of 94 computations (100.0 % of "
+        "their time) and 24 of 24 collectives (100.0 %); 118 matched in order, 0 by shape."
     )
 
 

@@ -220,7 +220,7 @@ def test_ddp_of_pytorch_2_15_hides_no_reduction_and_is_told_what_would() -> None
     [
         (
             {"fsdp": 8},
-            "allocates 23.2 GB and reserves up to 28.8 GB; 6% and 8% are the worst errors on 37 emulated jobs",
+            "allocates 23.2 GB and reserves up to 28.8 GB; 6 % and 8 % are the worst errors on 37 emulated jobs",
         ),
         ({"fsdp": 8, "framework": "torchtitan_compiled"}, "no job of this kind was compared with its allocator"),
         ({"tensor": 8}, "what framework megatron holds for itself is not in it"),

@@ -24,6 +24,7 @@ from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.errors import JobError, SpaceError
 from lagom_overlap.sim import GroupSimulator
 from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Measurement, Outcome, corners
+from lagom_overlap.units import format_percent
 from lagom_overlap.workload import OverlapGroup
 
 _KEYS: Final = {
@@ -53,7 +54,7 @@ class SimulatedBackend:
     def __init__(self, model: ContentionModel, request: BackendRequest) -> None:
         self._model = model
         self._request = request
-        noise = f", {request.noise:.1%} noise" if request.noise else ""
+        noise = f", {format_percent(request.noise)} noise" if request.noise else ""
         cluster = model.cluster
         self.description = (
             f"simulated: {cluster.gpu.name} GPUs of cluster {cluster.name}, profile {request.profile}{noise}"

@@ -14,6 +14,7 @@ from lagom_overlap.jobfile.run_folder import RunFolder
 from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.report.plan.terminal import plan_summary
 from lagom_overlap.stderr import write_lines
+from lagom_overlap.units import format_percent
 from lagom_overlap.verbs.plan import PlanRequest, check_request, run_plan, step_check
 from lagom_overlap.verbs.plan_problem import PlanFlags, read_input
 
@@ -70,4 +71,6 @@ class _Shown:
 
     def __call__(self, progress: Any) -> None:
         over = progress.makespan / progress.bound - 1 if progress.bound else 0.0
-        self._status.update(f"planning: {over:.3%} above the bound ({progress.found_by}, {progress.elapsed_s:.1f} s)")
+        self._status.update(
+            f"planning: {format_percent(over, 3)} above the bound ({progress.found_by}, {progress.elapsed_s:.1f} s)"
+        )

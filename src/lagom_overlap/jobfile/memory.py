@@ -8,7 +8,7 @@ from typing import Final
 from lagom_overlap.errors import JobError, LagomError
 from lagom_overlap.hardware import Gpu
 from lagom_overlap.jobfile.step import JobStep
-from lagom_overlap.units import format_memory
+from lagom_overlap.units import format_memory, format_percent
 from lagom_overlap.workload.layer_kinds import LayerKind, Mixer, Mlp
 from lagom_overlap.workload.parallel import ParallelLayout, Recompute
 from lagom_overlap.workload.parallel.check import check_model
@@ -60,7 +60,8 @@ def accuracy_note(job: JobStep) -> str:
     fullest = max(job.memories, key=lambda memory: memory.total_bytes)
     reserved, limit = fullest.reserved_bytes, job.cluster.gpu.memory_bytes
     known = (
-        f"{WORST_ALLOCATED:.0%} and {WORST_RESERVED:.0%} are the worst errors on {NUM_JOBS} emulated jobs"
+        f"{format_percent(WORST_ALLOCATED, 0)} and {format_percent(WORST_RESERVED, 0)} are the worst errors on "
+        f"{NUM_JOBS} emulated jobs"
         if _is_compared(job)
         else "no job of this kind was compared with its allocator"
     )

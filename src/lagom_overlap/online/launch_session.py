@@ -300,7 +300,7 @@ class Tuning:
             self._metrics.set("lagom_state", 1, state=tuner.state)
             if self._rank == 0 and is_new_state:
                 left = f", at most {tuner.num_steps_left} steps" if tuner.num_steps_left else ""
-                say([f"online tuning: {tuner.state} ({tuner.reason}){left}"])
+                say([f"online tuning: {tuner.state.words}: {tuner.reason}{left}"])
             if tuner.state in SETTLED:
                 self._save(tuner)
                 if self._proves and self._rank == 0:

@@ -15,7 +15,7 @@ from lagom_overlap.engines.cpu_limits import KINDS as GLOO_KINDS
 from lagom_overlap.nccl_plugin.support import NO, Knob, NcclVersion, Settable, best_route, support_of
 from lagom_overlap.nccl_plugin.table_layout import KINDS as TUNER_KINDS
 from lagom_overlap.results.conclusion import Conclusion
-from lagom_overlap.units import format_seconds
+from lagom_overlap.units import format_percent, format_seconds
 
 FIRST_SAMPLED: Final = 3
 """The first sampled step; the steps before it warm up connections, allocators and compilation."""
@@ -84,13 +84,15 @@ def report_lines(shares: Shares, reason: str = "") -> list[str]:
         return [f"observed no collective of a training step on {where}{why}: nothing can be said about it"]
     per_step_s = shares.total_s / shares.num_steps
     kinds = sorted(shares.by_kind_s.items(), key=lambda pair: -pair[1])
-    words = ", ".join(f"{kind} {time_s / shares.total_s:.0%}" for kind, time_s in kinds)
+    words = ", ".join(f"{kind} {format_percent(time_s / shares.total_s, 0)}" for kind, time_s in kinds)
     lines = [
         f"{where}: {per_step_s * 1e3:.2f} ms of collectives per step ({shares.num_steps} steps sampled): {words}",
         "share of that time which a setting could reach:",
     ]
     ratios = shares.ratios()
-    lines += [f"  {knob:22} {ratio:6.1%}  {_way(knob, shares.nccl)}".rstrip() for knob, ratio in ratios.items()]
+    lines += [
+        f"  {knob:22} {format_percent(ratio):>7}  {_way(knob, shares.nccl)}".rstrip() for knob, ratio in ratios.items()
+    ]
     return lines
 
 
@@ -114,7 +116,7 @@ def conclusion(shares: Shares, reason: str, command: str, *, trace: str = "", is
     if not (is_in_adapter or shares.nccl is not None):
         why = "they are called by no FSDP2 or DDP module (DTensor or the job itself calls them): out of reach on gloo"
         return Conclusion(f"{found}; nothing of it can be set", why, _look(trace, command))
-    found += f"; settings reach {ratio:.0%} of it"
+    found += f"; settings reach {format_percent(ratio, 0)} of it"
     why = f"{knob} can be set {_way(knob, shares.nccl)}; how much of that is a gain, only a trial shows"
     return Conclusion(found, why, f"lagom run --online -- {command}")
 

@@ -58,15 +58,15 @@ class Payback:
         if self.has_one_clock:
             cost += f" and cost {format_seconds(self.cost_s)}"
         if verdict is None:
-            return f"no verdict, the default stays; {cost}"
+            return f"nothing was changed, because the search ended without a comparison with the default; {cost}"
         if verdict.judgement is None:
-            return f"the tuned setting failed in the verdict, the default stays; {cost}"
+            return f"nothing was changed, because the best settings found failed when compared with the default; {cost}"
         compared = verdict.judgement.sentence(steps_per_pair=self.steps_per_pair)
         if not verdict.adopted:
-            return f"the default stays ({compared}); {cost}"
+            return f"nothing was changed: the best settings found are {compared}; {cost}"
         gain_s = median(verdict.makespans_s["default"]) - median(verdict.makespans_s["tuned"])
         if gain_s <= 0:  # the medians need not agree with the pairs, which decide
-            return f"tuned ({compared}); {cost}"
+            return f"new settings: {compared}; {cost}"
         if self.has_one_clock:
             cost += f", paid back after {self.cost_s / gain_s:.0f} steps"
-        return f"tuned ({compared}), saves {format_seconds(gain_s)} a step; {cost}"
+        return f"new settings save {format_seconds(gain_s)} a step: {compared}; {cost}"

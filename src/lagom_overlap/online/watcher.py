@@ -107,7 +107,7 @@ class Watcher:
                     self._learn()
             elif now := self._changed(log(step_s)):
                 before, after = format_seconds(exp(self._settled)), format_seconds(exp(now))
-                return f"steps became slower: {before} when settled, {after} now"
+                return f"steps became slower: they took {before} and now take {after}"
         return ""
 
     def _changed(self, x: float) -> float | None:

@@ -17,7 +17,7 @@ from lagom_overlap.planners.effects import MIN_GAIN, SwitchAdvice
 from lagom_overlap.planners.memory import refuse_beyond
 from lagom_overlap.planners.schedule import lower_bound, task_graph
 from lagom_overlap.planners.simulated import SimulatedPlan, simulated
-from lagom_overlap.units import format_memory
+from lagom_overlap.units import format_memory, format_percent
 from lagom_overlap.workload import Iteration
 from lagom_overlap.workload.fsdp2.reduced import is_reduced_in_more
 from lagom_overlap.workload.fsdp2.reissue import reissued
@@ -212,11 +212,11 @@ class _Search:
         """What the plan says of the search."""
         limit = "" if self._limit == sys.maxsize else f" and fits {format_memory(self._limit)}"
         if limit and self._problem.memory_limit_bytes is None:
-            limit += f", {USABLE_MEMORY:.0%} of the GPU's"
+            limit += f", {format_percent(USABLE_MEMORY, 0)} of the GPU's"
         blocking = ("On CPU ranks FSDP2's collectives block the host: no order hides one, only fewer of them gain.",)
         return (
-            f"{len(self._tried)} settings simulated as FSDP2 issues them; one is advised if the step is {MIN_GAIN:.0%} "
-            f"longer without it{limit}.",
+            f"{len(self._tried)} settings simulated as FSDP2 issues them; one is advised if the step is "
+            f"{format_percent(MIN_GAIN, 0)} longer without it{limit}.",
             *(blocking if self._problem.is_blocking else ()),
             *self._deadline.remarks(),
         )

@@ -6,19 +6,19 @@ from lagom_overlap.report.render import EmbeddedFigure, embedded, render
 from lagom_overlap.results.base import Cell
 from lagom_overlap.results.compare import CompareResult
 from lagom_overlap.results.compare_planners import ComparePlannersResult
-from lagom_overlap.units import format_memory, format_seconds
+from lagom_overlap.units import format_memory, format_percent, format_seconds
 
 HEADS: Final = {
     "num_measurements": "measurements",
-    "makespan_s": "makespan",
+    "makespan_s": "time",
     "speedup_over_default": "over the default",
     "speedup_low": "95 % from",
     "speedup_high": "to",
-    "regret_over_best": "regret",
+    "regret_over_best": "behind the best",
     "step_s": "whole step",
     "before_s": "before",
     "after_s": "after",
-    "lower_bound_s": "lower bound",
+    "lower_bound_s": "cannot be below",
     "exposed_comm_s": "exposed",
     "peak_memory_bytes": "peak memory",
     "solve_s": "solved in",
@@ -64,4 +64,4 @@ def _text(name: str, cell: Cell) -> str:
         return format_memory(cell)
     if name.startswith("speedup"):
         return f"{cell:.3f}×"
-    return f"{cell:.1%}" if name.startswith("regret") else str(cell)
+    return format_percent(cell) if name.startswith("regret") else str(cell)

@@ -11,7 +11,7 @@ from lagom_overlap.record import write_private
 from lagom_overlap.report.render import render
 from lagom_overlap.results.base import encoded
 from lagom_overlap.results.proof import ProofResult
-from lagom_overlap.units import format_seconds
+from lagom_overlap.units import format_percent, format_seconds
 
 PROOF_NAME: Final = "proof.json"
 PAGE_NAME: Final = "proof.html"
@@ -51,9 +51,12 @@ def _test(result: ProofResult) -> list[list[str]]:
         ["default over configured, median", f"{judgement.ratio:.4f}×"],
         ["interval, from", f"{judgement.low:.4f}×" if judgement.low else "not ruled out"],
         ["interval, to", high],
-        ["error rate, each side", f"{judgement.alpha:.0%}"],
-        ["least gain that counts", f"{judgement.min_effect:.1%}"],
-        ["noise, default against itself", "not measured" if judgement.noise is None else f"{judgement.noise:.2%}"],
+        ["error rate, each side", f"{format_percent(judgement.alpha, 0)}"],
+        ["least gain that counts", f"{format_percent(judgement.min_effect)}"],
+        [
+            "noise, default against itself",
+            "not measured" if judgement.noise is None else f"{format_percent(judgement.noise, 2)}",
+        ],
     ]
 
 

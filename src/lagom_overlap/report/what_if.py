@@ -16,10 +16,9 @@ from lagom_overlap.sim.what_if import (
     best_first,
     errors_text,
     interval_text,
-    percent_text,
     whether,
 )
-from lagom_overlap.units import format_seconds
+from lagom_overlap.units import format_percent, format_seconds
 
 MAX_SHOWN: Final = 6
 """Changes in the terminal; the page and --json have all."""
@@ -42,7 +41,7 @@ def what_if_parts(answers: Sequence[WhatIf], *, has_job: bool = False) -> list[R
     for name in ("gain", "by the model's error", "answer"):
         table.add_column(name, justify="right", no_wrap=True)
     for answer in answers[:MAX_SHOWN]:
-        cells = (percent_text(answer.share), interval_text(answer), answer.verdict.value)
+        cells = (format_percent(answer.share, signed=True), interval_text(answer), answer.verdict.value)
         asked = Text(answer.change)
         if has_job and answer.setting:
             asked.append(f"\n{answer.setting}", style="dim")
@@ -102,8 +101,8 @@ def what_if_section(answers: Sequence[WhatIf], *, has_job: bool = False) -> What
     how_sure = (
         "Predicted, each change alone, on the same step by the same model; nothing was measured or changed. The "
         f"interval is the gain plus and minus what the model was found to miss: {errors_text(answers)}. Less than "
-        f"{LEAST:.1%} of the step is no gain. Compare a few hundred steps with and without a change before you keep "
-        "it; to undo it, take the setting away again."
+        f"{format_percent(LEAST)} of the step is no gain. Compare a few hundred steps with and without a change before "
+        "you keep it; to undo it, take the setting away again."
     )
     return WhatIfPart(
         sentence=whether(answers),
@@ -121,7 +120,7 @@ def _row(answer: WhatIf, least_s: float, scale: float) -> WhatIfRow:
         change=answer.change,
         apply=answer.apply,
         time=f"{'-' if answer.gain_s < 0 else '+'}{format_seconds(abs(answer.gain_s))}",
-        share=percent_text(answer.share),
+        share=format_percent(answer.share, signed=True),
         interval=interval_text(answer),
         verdict=answer.verdict.value,
         style=_CLASSES.get(answer.verdict, "same"),

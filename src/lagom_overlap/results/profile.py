@@ -7,6 +7,7 @@ from pathlib import Path
 from lagom_overlap import __version__
 from lagom_overlap.cost.fit import FittedConstant
 from lagom_overlap.results.base import Result, Row
+from lagom_overlap.units import format_percent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +43,12 @@ class ProfileResult(Result):
 
     def summary(self) -> str:
         """The errors in one line."""
-        words = f"Mean error: {self.fit_mean_abs_error:.1%} on what was fitted"
+        words = f"Mean error: {format_percent(self.fit_mean_abs_error)} on what was fitted"
         if self.held_out_mean_abs_error is None:
             return f"{words}; nothing could be held out: one operator of each kind."
         left = f" ({self.num_not_held_out} rows have no operator of their kind to learn from)"
         return (
-            f"{words}, {self.held_out_mean_abs_error:.1%} on operators held out with their chunks"
+            f"{words}, {format_percent(self.held_out_mean_abs_error)} on operators held out with their chunks"
             f"{left if self.num_not_held_out else ''}."
         )
 

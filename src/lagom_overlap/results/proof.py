@@ -9,6 +9,7 @@ from lagom_overlap import __version__
 from lagom_overlap.results.base import Result, Row
 from lagom_overlap.results.conclusion import Conclusion
 from lagom_overlap.tuners.sequential import Decision, Judgement
+from lagom_overlap.units import format_percent
 
 
 class ProofDecision(StrEnum):
@@ -64,7 +65,7 @@ class ProofResult(Result):
         """The decision in words."""
         if self.decision is not ProofDecision.NO_DIFFERENCE or self.judgement is None:
             return self.decision
-        return f"no difference above {self.judgement.largest_unseen:.1%}"
+        return f"no difference above {format_percent(self.judgement.largest_unseen)}"
 
     def summary(self) -> str:
         """The three lines."""

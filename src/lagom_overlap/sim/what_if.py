@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import Final
 
 from lagom_overlap.collective import Protocol
+from lagom_overlap.units import format_percent
 
 SLOWDOWN_ERROR: Final = 0.033
 """Model error of a kernel's time next to a collective, as a share: 3.3% on the H100's surface with victims left out
@@ -110,8 +111,8 @@ def errors_text(answers: Sequence[WhatIf]) -> str:
     """What the intervals hold, in words."""
     more = dict.fromkeys(answer.more_error for answer in answers if answer.more_error)
     errors = [
-        f"{SLOWDOWN_ERROR:.1%} of the computation that runs during communication",
-        f"{COLLECTIVE_ERROR:.1%} of the exposed communication",
+        f"{format_percent(SLOWDOWN_ERROR)} of the computation that runs during communication",
+        f"{format_percent(COLLECTIVE_ERROR)} of the exposed communication",
         *more,
     ]
     return f"{', '.join(errors[:-1])} and {errors[-1]}"
@@ -171,7 +172,7 @@ def whether(answers: Sequence[WhatIf]) -> str:
 
 
 def _words(answer: WhatIf) -> str:
-    return f"{percent_text(answer.share)} of the step ({interval_text(answer)})"
+    return f"{format_percent(answer.share, signed=True)} of the step ({interval_text(answer)})"
 
 
 def interval_text(answer: WhatIf) -> str:
@@ -179,10 +180,6 @@ def interval_text(answer: WhatIf) -> str:
     scale = answer.share / answer.gain_s if answer.gain_s else 0.0
     if not scale:
         return "0 %"
-    return f"{percent_text(answer.low_s * scale)} to {percent_text(answer.high_s * scale)}"
-
-
-def percent_text(share: float) -> str:
-    """A share with its sign, but for one that rounds to nothing."""
-    text = f"{share:+.1%}"
-    return "0.0%" if text in ("+0.0%", "-0.0%") else text
+    return (
+        f"{format_percent(answer.low_s * scale, signed=True)} to {format_percent(answer.high_s * scale, signed=True)}"
+    )

@@ -32,6 +32,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from lagom_overlap.units import format_percent
+
 ALPHA: Final = 0.01
 """Most false answers "faster", at any stopping time, where the challenger is not faster. The same for "slower"."""
 MIN_EFFECT: Final = 0.005
@@ -65,6 +67,10 @@ def pairs_of_large_bet(alpha: float) -> int:
 LEAST_PAIRS: Final = least_pairs(ALPHA)
 
 Array = NDArray[np.float64]
+
+NOISY: Final = 0.05
+"""From this difference between equal runs on, people are told that the machine is noisy. Chosen: five times what
+steps of real jobs vary by."""
 
 
 class Decision(StrEnum):
@@ -106,23 +112,32 @@ class Judgement:
         return inf if self.low <= 0 else max(self.high - 1, 1 / self.low - 1, 0.0)
 
     def sentence(self, *, steps_per_pair: int = 0) -> str:
-        """The outcome for people, in terms of the challenger."""
-        num = f"{self.num_pairs} pairs"
-        if steps_per_pair:
-            num += f" of {steps_per_pair} steps"
-        noise = "" if self.noise is None else f", noise {self.noise:.2%}"
+        """The outcome for people, of the challenger: `"proven faster in 7 pairs: 1.240x (1.230 to 1.270)"`."""
+        pairs = f"{self.num_pairs} pairs" + (f" of {steps_per_pair} steps" if steps_per_pair else "")
         limits = f"{self.low:.3f} to {'any' if not isfinite(self.high) else f'{self.high:.3f}'}"
         if self.decision in (Decision.FASTER, Decision.SLOWER):
-            return f"{self.ratio:.3f}x ({limits}), {self.decision} in {num} at an error rate of {self.alpha:.0%}{noise}"
+            errs = f"error rate {format_percent(self.alpha, 0)}"
+            return f"proven {self.decision} in {pairs}: {self.ratio:.3f}x ({limits}; {errs}){self._noise_words}"
         if self.low == self.high:
-            return f"{self.ratio:.4f}x: less than {self.min_effect:.1%} counts as no difference"
-        if not isfinite(self.largest_unseen):
-            if self.decision is Decision.NO_DIFFERENCE and self.ratio < 1:
-                return f"{self.ratio:.3f}x; ended after {num}, when it could no longer be proven faster{noise}"
-            least = least_pairs(self.alpha)
-            need = f"; a decision needs at least {least}" if self.num_pairs < least else ""
-            return f"{self.ratio:.3f}x, undecided after {num}{noise}{need}"
-        return f"{self.ratio:.3f}x ({limits}), not proven faster or slower in {num}{noise}"
+            return (
+                f"no faster: {self.ratio:.4f}x, and less than {format_percent(self.min_effect)} counts as no difference"
+            )
+        if isfinite(self.largest_unseen):
+            return f"not proven faster or slower in {pairs}: {self.ratio:.3f}x ({limits}){self._noise_words}"
+        if self.decision is Decision.NO_DIFFERENCE and self.ratio < 1:
+            ended = f", ended after {pairs} because no more could prove it"
+            return f"not proven faster: {self.ratio:.3f}x{ended}{self._noise_words}"
+        least = least_pairs(self.alpha)
+        need = f"; a decision needs at least {least}" if self.num_pairs < least else ""
+        return f"not proven faster or slower in {pairs}{need}: {self.ratio:.3f}x{self._noise_words}"
+
+    @property
+    def _noise_words(self) -> str:
+        if self.noise is None:
+            return ""
+        if self.noise >= NOISY:
+            return f"; the machine is noisy, equal runs differ by {format_percent(self.noise, 0)}"
+        return f"; equal runs differ by {format_percent(self.noise, 2)}"
 
 
 def judged_pairs(

@@ -28,7 +28,7 @@ from lagom_overlap.results.conclusion import Conclusion
 from lagom_overlap.results.diff import ChangedSetting, DiffResult, TimeRow
 from lagom_overlap.results.step_times import read_step_times
 from lagom_overlap.toml_tables import parse_toml
-from lagom_overlap.units import format_bytes
+from lagom_overlap.units import format_bytes, format_percent
 from lagom_overlap.verbs.export import MAX_CONFIGS_BYTES
 
 _NUM_RESAMPLES: Final = 2000
@@ -207,7 +207,7 @@ def _conclusion(one: _Side, two: _Side, settings: Sequence[ChangedSetting], time
         found = "the runs are not measurably different" if is_open else f"the second run is {first.verdict}"
         why = f"{first.words}; {differ}. One run each: what differs from start to start is not known"
         return Conclusion(found, why, _proof_line(two, one))
-    found = f"{first.name} is {abs(first.ratio - 1):.1%} {'shorter' if first.ratio > 1 else 'longer'} in the second run"
+    found = f"{first.name} is {format_percent(abs(first.ratio - 1))} {'shorter' if first.ratio > 1 else 'longer'} in the second run"
     if first.ratio == 1:
         found = f"{first.name} is the same"
     return Conclusion(found, f"{differ}; one figure each: no interval", "lagom run --online -- COMMAND   (measures it)")

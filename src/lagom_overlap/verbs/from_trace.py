@@ -31,7 +31,7 @@ from lagom_overlap.nccl_plugin.support import NcclVersion
 from lagom_overlap.results.tune import FitErrors
 from lagom_overlap.trace.gpu_trace import NS_PER_S
 from lagom_overlap.trace.reader import read_traces
-from lagom_overlap.units import format_bytes, format_seconds
+from lagom_overlap.units import format_bytes, format_percent, format_seconds
 
 ASSUMED_NCCL: Final[NcclVersion] = (2, 28, 9)
 """Where no trace names the release: one under which a tuner sets no chunk."""
@@ -157,8 +157,8 @@ def _notes(job: TracedJob, fit: TraceFit, findings: Findings, errors: FitErrors)
     estimated = sum(held.num_estimated for held in job.groups)
     notes = [
         "Predicted from a trace: nothing was run. The times come from the contention model, fitted to the trace.",
-        f"The fitted model gives the groups' makespans with a mean error of {fit.mean_abs_error:.1%}; of a step it is "
-        f"{errors.share:.1%} off, on windows that the fit did not see where a group has two.",
+        f"The fitted model gives the groups' makespans with a mean error of {format_percent(fit.mean_abs_error)}; of a "
+        f"step it is {format_percent(errors.share)} off, on windows that the fit did not see where a group has two.",
         f"The groups take {format_seconds(held_s)} of a step of {format_seconds(step_s)}; the rest stays as it is.",
         _route_note(_nccl_of(findings)),
         "A join that the computation reached after its collective had ended leaves no trace: how much slower a hidden "
@@ -199,8 +199,8 @@ def _check_modelled(errors: FitErrors, traced: Sequence[TracedGroup]) -> None:
     name = worst.group.name
     calls = ", ".join(f"{op.collective.kind} {format_bytes(op.collective.num_bytes)}" for op in worst.group.comms[:3])
     raise TraceError(
-        f"this trace cannot be modelled, because the fitted model is {errors.share:.1%} of the step off what was "
-        f"measured ({MAX_STEP_ERROR:.0%} are allowed), most of it in {name} ({calls}: "
+        f"this trace cannot be modelled, because the fitted model is {format_percent(errors.share)} of the step off what was "
+        f"measured ({format_percent(MAX_STEP_ERROR, 0)} are allowed), most of it in {name} ({calls}: "
         f"{format_seconds(worst.makespan_s)} measured, off by {format_seconds(errors.error_s[name])}); "
         "measure instead: lagom run --online -- COMMAND"
     )

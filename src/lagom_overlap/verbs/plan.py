@@ -33,7 +33,7 @@ from lagom_overlap.results.plan import (
 from lagom_overlap.results.plan_decisions import decisions_of
 from lagom_overlap.sim.what_if import AskedChange, GainEstimate, WhatIf, interval_text, what_if
 from lagom_overlap.trace.chrome_writer import chrome_trace
-from lagom_overlap.units import format_memory, format_seconds
+from lagom_overlap.units import format_memory, format_percent, format_seconds
 from lagom_overlap.verbs.plan_carrier import Carried, carried, nobody
 from lagom_overlap.verbs.plan_file import check_plan, check_plan_file, plan_toml, read_plan
 from lagom_overlap.verbs.plan_fsdp2 import fsdp2_lines
@@ -275,8 +275,9 @@ def _against_torch(given: PlanInput, found: Planned, *, may_replace: bool) -> Pl
         iteration=rewritten(given.problem.iteration, (order,)),
         is_optimal=False,
         notes=(
-            f"{words}, {gains:.1%} less than with planner {found.plan.planner}: this is its order. Inductor makes it "
-            "by itself with torch._inductor.config.aten_distributed_optimizations.enable_overlap_scheduling = True.",
+            f"{words}, {format_percent(gains)} less than with planner {found.plan.planner}: this is its order. "
+            "Inductor makes it by itself with "
+            "torch._inductor.config.aten_distributed_optimizations.enable_overlap_scheduling = True.",
         ),
         configs=NO_CONFIGS,
     )

@@ -2,8 +2,7 @@
 
 from lagom_overlap.planners.base import Plan
 from lagom_overlap.planners.effects import SwitchAdvice
-from lagom_overlap.sim.what_if import percent_text
-from lagom_overlap.units import format_seconds
+from lagom_overlap.units import format_percent, format_seconds
 
 
 def fsdp2_lines(plan: Plan) -> tuple[str, ...]:
@@ -16,4 +15,5 @@ def fsdp2_lines(plan: Plan) -> tuple[str, ...]:
 
 
 def _line(one: SwitchAdvice) -> str:
-    return f"{percent_text(one.gain):>7} {one.switch} ({format_seconds(one.without_s)} -> {format_seconds(one.with_s)})"
+    gain = format_percent(one.gain, signed=True)
+    return f"{gain:>8} {one.switch} ({format_seconds(one.without_s)} -> {format_seconds(one.with_s)})"

@@ -36,8 +36,8 @@ from lagom_overlap.planners.megatron.settings import (
 from lagom_overlap.planners.simulated import SimulatedPlan, Simulation
 from lagom_overlap.results.plan import MegatronEffects
 from lagom_overlap.sim.training import training_timeline
-from lagom_overlap.sim.what_if import AskedChange, WhatIf, percent_text, what_if
-from lagom_overlap.units import format_memory, format_seconds
+from lagom_overlap.sim.what_if import AskedChange, WhatIf, what_if
+from lagom_overlap.units import format_memory, format_percent, format_seconds
 from lagom_overlap.verbs.simulate_what_if import spent
 from lagom_overlap.workload.parallel import ParallelLayout, PipelineSchedule
 from lagom_overlap.workload.parallel.check import check_model
@@ -262,7 +262,7 @@ def _switch_lines(effects: MegatronEffects) -> tuple[str, ...]:
 
 def _line(one: SwitchEffect) -> str:
     """What the switch takes off the iteration (below zero it adds), and what is advised of it."""
-    gain = "" if one.share is None else percent_text(one.share)
+    gain = "" if one.share is None else format_percent(one.share, signed=True)
     said = "on" if one.advised else "off"
     was = "" if one.advised == one.in_job else f", the job has it {'on' if one.in_job else 'off'}"
     default = ", Megatron-LM's default" if one.by_default == one.advised else ""
@@ -270,7 +270,8 @@ def _line(one: SwitchEffect) -> str:
     if one.verdict is SwitchVerdict.TOO_LARGE and one.memory_bytes is not None:
         more = f" ({format_memory(one.memory_bytes)} per GPU)"
     elif one.low is not None and one.high is not None and one.verdict is not SwitchVerdict.NEUTRAL:
-        more = f" ({percent_text(one.low)} to {percent_text(one.high)} by the model's own error)"
+        low, high = (format_percent(share, signed=True) for share in (one.low, one.high))
+        more = f" ({low} to {high} by the model's own error)"
     return f"{gain:>8} {one.switch}: {one.verdict}{more}; {said}{default}{was}"
 
 

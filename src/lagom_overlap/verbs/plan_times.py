@@ -18,6 +18,7 @@ from lagom_overlap.planners.times import NamedTimes, ShapeTimes
 from lagom_overlap.planners.traced_times import ScaledTimes, TraceMatch, kernels_of, match_trace
 from lagom_overlap.results.plan import HeldTimes, TimesOrigin
 from lagom_overlap.trace.operators import TracedOperators, read_operators
+from lagom_overlap.units import format_percent
 from lagom_overlap.verbs.plan_proportional import ProportionalTimes
 from lagom_overlap.workload import CommOp, CompOp, Iteration, Kernel, Op, Work
 from lagom_overlap.workload.rewrite.pieces import piece
@@ -135,8 +136,8 @@ def _notes_of(
     steps = f"{traced.num_steps} steps" if traced.num_steps else "no marked step"
     notes = [
         f"Times come from {path.name} ({whose}, {steps}): {comps.num_measured} of {comps.num} computations "
-        f"({comps.share_of_time:.1%} of their time) and {comms.num_measured} of {comms.num} collectives "
-        f"({comms.share_of_time:.1%}); {match.num_in_order} matched in order, "
+        f"({format_percent(comps.share_of_time)} of their time) and {comms.num_measured} of {comms.num} collectives "
+        f"({format_percent(comms.share_of_time)}); {match.num_in_order} matched in order, "
         f"{len(match.measured_s) - match.num_in_order} by shape."
     ]
     missing = [op for op in iteration.ops if op.name not in match.measured_s]

@@ -15,7 +15,7 @@ from lagom_overlap.results.simulate import SimulatedCarveOut, SimulatedStage, Si
 from lagom_overlap.sim.training import TrainingTimes, training_timeline
 from lagom_overlap.sim.what_if import WhatIf
 from lagom_overlap.trace.chrome_writer import chrome_trace
-from lagom_overlap.units import format_seconds
+from lagom_overlap.units import format_percent, format_seconds
 from lagom_overlap.verbs.simulate_what_if import simulated_what_ifs
 from lagom_overlap.workload.parallel import StageMemory
 from lagom_overlap.workload.step.switches import has_switch
@@ -124,7 +124,8 @@ def _carve_out_notes(spec: JobSpec, iteration_s: float, carve_outs: Sequence[Sim
     if not carve_outs:
         return []
     tried = ", ".join(
-        f"{other.sm_carveout} SMs {format_seconds(other.iteration_s)} ({other.iteration_s / iteration_s - 1:+.1%})"
+        f"{other.sm_carveout} SMs {format_seconds(other.iteration_s)} "
+        f"({format_percent(other.iteration_s / iteration_s - 1, signed=True)})"
         for other in carve_outs
     )
     return [f"The same with another carve-out and the same channels: {tried}."]

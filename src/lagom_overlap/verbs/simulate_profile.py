@@ -29,7 +29,7 @@ from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
 from lagom_overlap.results.base import encoded
 from lagom_overlap.results.profile import MeasuredOperator, ProfileResult
-from lagom_overlap.units import format_bytes
+from lagom_overlap.units import format_bytes, format_percent
 from lagom_overlap.workload import Attention, Gemm, Kernel, MemoryBound
 
 FILE_NAME: Final = "machine.toml"
@@ -139,11 +139,12 @@ def _cluster_file(fit: MachineFit, result: ProfileResult) -> bytes:
         inter=wire,
     )
     tables = msgspec.to_builtins({**asdict(cluster), "gpu": _stated(cluster.gpu), "operators": _stated(fit.constants)})
-    held = "unknown" if result.held_out_mean_abs_error is None else f"{result.held_out_mean_abs_error:.1%}"
+    held = "unknown" if result.held_out_mean_abs_error is None else format_percent(result.held_out_mean_abs_error)
     words = [
         f"Written by {result.tool} {result.version}, {result.date}, job {result.job!r}.",
         f"{result.machine.get('cpu', 'unknown CPU')}, one thread, FP32; {result.repeats} rounds.",
-        f"[gpu] and [operators]: fitted, {result.fit_mean_abs_error:.1%} mean error, {held} on operators held out.",
+        f"[gpu] and [operators]: fitted, {format_percent(result.fit_mean_abs_error)} mean error, {held} on operators "
+        "held out.",
         "[intra] and [inter]: assumed, nothing was sent.",
     ]
     return ("".join(f"# {line}\n" for line in words) + tomli_w.dumps(tables)).encode()

@@ -31,7 +31,7 @@ from lagom_overlap.sim.what_if import (
 )
 from lagom_overlap.timeline import Timeline
 from lagom_overlap.timeline.metrics import overlap_metrics
-from lagom_overlap.units import format_memory
+from lagom_overlap.units import format_memory, format_percent
 from lagom_overlap.workload import Iteration
 from lagom_overlap.workload.fsdp2.reissue import reissued
 from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
@@ -44,7 +44,7 @@ from lagom_overlap.workload.step.switches import can_overlap_experts, dispatcher
 CARVE_OUTS: Final = (8, 16, 24)
 _KEEPS: Final = "parameters kept after forward"
 _KEEP_LINE: Final = "fully_shard(..., reshard_after_forward=False)"
-_OF_QUEUES: Final = f"{QUEUE_ERROR:.0%} of a gain by transfers that no longer wait in one queue"
+_OF_QUEUES: Final = f"{format_percent(QUEUE_ERROR, 0)} of a gain by transfers that no longer wait in one queue"
 _SAME_MEMORY: Final = 0.01
 """More of it than before that is worth a word."""
 _MAX_SLOTS: Final = 4096

@@ -81,7 +81,7 @@ def test_without_time_the_start_is_the_answer_and_its_step_says_how_far_it_may_b
     (note,) = emit(found, name="early").notes
     assert "how far it may be from it is not known" in note
     assert (
-        "another may be 25.0% cheaper, no more"
+        "another may be 25.0 % cheaper, no more"
         in emit(replace(found, bound_s=0.75 * found.seconds), name="early").notes[0]
     )
 

@@ -109,13 +109,13 @@ class Check:
     def words(self) -> str:
         """The outcome for people, or how far it is."""
         if self._slow_s:
-            return f"steps take {self._slow_s / self._default_s:.2f} times the default's"
+            return f"steps take {self._slow_s / self._default_s:.2f} times as long"
         if self._is_noise_due and not self.is_probation:
             return "measuring noise"
         judgement = self.judgement
         if judgement is None:
             return f"round {min(map(len, self._times.values())) + 1}"
-        return f"{'tuned' if self.is_start else 'the default'}: {judgement.sentence()}"
+        return f"{'they are' if self.is_start else 'the default is'} {judgement.sentence()}"
 
     def report(self, step_s: float) -> None:
         """The mean step time of the window just run."""

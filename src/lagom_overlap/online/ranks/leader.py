@@ -147,7 +147,7 @@ class Leader:
 
     def first(self) -> WindowPlan:
         """The plan of the first window: record the untouched job, because only a running job shows what can be set."""
-        return self._record("the untouched job")
+        return self._record("to learn which collectives it issues and what they take")
 
     def offer_journal(self, text: str) -> None:
         """Takes a journal that some rank read; the search resumes from it if it belongs to this job."""
@@ -170,7 +170,9 @@ class Leader:
             return self._held(report.hold)
         if self._sizes_vary(report):
             octaves = self._plans.size_octaves
-            return self._record(f"the sizes of its calls vary: sizes within {octaves} octaves are grouped")
+            return self._record(
+                f"the sizes of its collectives vary: sizes within a factor of {2**octaves} are taken for one"
+            )
         match plan.state:
             case SwitchState.WATCH:
                 return self._or_record(self._watch.watched(report))
@@ -223,11 +225,13 @@ class Leader:
         return self._record(next_) if self._options.searches else self._watch.settle((), next_, self._shapes)
 
     def _freeze(self, reason: str) -> WindowPlan:
-        _log.warning("online tuning is frozen, everything runs untouched: %s", reason)
+        _log.warning("online tuning pauses, everything runs untouched: %s", reason)
         self._end_search()
         self._num_freezes += 1
         if self._num_freezes > MAX_FREEZES:
-            return self._plans.give(SwitchState.DONE, f"gave up, everything runs untouched: {reason}", 1, 0)
+            return self._plans.give(
+                SwitchState.DONE, f"gave up after {MAX_FREEZES} pauses, everything runs untouched: {reason}", 1, 0
+            )
         return self._plans.give(SwitchState.FROZEN, reason, FROZEN_STEPS, FROZEN_STEPS - WATCHED_STEPS)
 
     def _end_search(self) -> None:
@@ -243,7 +247,7 @@ class Leader:
         if not self._options.searches and self._options.check_share and self._num_void > MAX_VOID:
             return self._watch.settle((), f"the settings could not be judged: {reason}", self._shapes)
         if self._started and self._plans.state is SwitchState.RECORD and self._num_void > MAX_VOID:
-            return self._begin_with(self._started, report, f"started with saved settings, unchecked: {reason}")
+            return self._begin_with(self._started, report, f"started with the saved settings, unchecked: {reason}")
         if self._num_void > MAX_VOID or self._plans.state is SwitchState.FROZEN:
             return self._freeze(reason)
         return self._plans.same_again(reason)
@@ -334,7 +338,9 @@ class Leader:
             warm=warm_start(job, self._searched, self._saved),
         )
         if search.num_verdict_steps > options.max_steps:
-            budget = f"max_steps is {options.max_steps}, the verdict alone takes {search.num_verdict_steps} steps"
+            budget = (
+                f"max_steps is {options.max_steps}, comparing with the default takes {search.num_verdict_steps} steps"
+            )
             return self._watch.settle((), f"the budget is too small: {budget}", self._shapes)
         how = self._num_ranks, options.tuner, options.tuner_options, options.seed, options.num_pairs
         octaves = (self._plans.size_octaves,) if self._plans.size_octaves else ()

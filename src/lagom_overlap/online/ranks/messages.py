@@ -19,7 +19,7 @@ from lagom_overlap.tuners.problem import Measurement
 
 
 class SwitchState(StrEnum):
-    """What the tuner is doing, in a word for people; the same on all ranks."""
+    """What the tuner is doing, in a word; the same on all ranks."""
 
     RECORD = "record"
     SEARCH = "search"
@@ -29,6 +29,23 @@ class SwitchState(StrEnum):
     FROZEN = "frozen"
     DONE = "done"
     OFF = "off"
+
+    @property
+    def words(self) -> str:
+        """What the tuner is doing, for people."""
+        return _WORDS[self]
+
+
+_WORDS: Final = {
+    SwitchState.RECORD: "recording the untouched job",
+    SwitchState.SEARCH: "trying settings",
+    SwitchState.VERDICT: "comparing with the default",
+    SwitchState.WATCH: "done, and watching the job's steps",
+    SwitchState.CHECK: "checking that the settings still pay",
+    SwitchState.FROZEN: "paused, everything runs untouched",
+    SwitchState.DONE: "done",
+    SwitchState.OFF: "off, everything runs untouched",
+}
 
 
 SETTLED: Final = (SwitchState.WATCH, SwitchState.DONE)

@@ -189,12 +189,16 @@ class Watch:
             words = f"{self._plans.reason}; it has changed since ({reason})"
             return self._plans.give(SwitchState.DONE, words, 1, 0)
         self._num_rearms += 1
-        _log.info("tuning again: %s", reason)
+        _log.info("tuning again, because %s", reason)
         return reason
 
     def _watched_on(self, reason: str) -> WindowPlan:
         """Checks the settings instead of searching again; the first time even if the budget does not allow it yet."""
-        _log.info("%s; not tuned again: %d times is the most allowed", reason, self._num_rearms)
+        _log.info(
+            "%s; it is not tuned again, because it was %d times, the most allowed (max_rearms)",
+            reason,
+            self._num_rearms,
+        )
         self._shapes = None
         if not (self._may_check_unpaid or self._budget.can_pay(self._steps_of(1 + LEAST_PAIRS))):
             return self._watch_on()
@@ -229,14 +233,14 @@ class Watch:
         self._plans.set(self._checked if check.next_arm is Arm.TUNED else ())
         steps = PROBATION_STEPS if check.is_probation else self._options.window_steps
         self._budget.num_checked += steps if self._is_paid else 0
-        subject = "saved settings" if check.is_start else "current settings"
-        return self._plans.give(SwitchState.CHECK, f"{subject} against the default: {check.words}", steps, steps)
+        subject = "the saved settings" if check.is_start else "the current settings"
+        return self._plans.give(SwitchState.CHECK, f"{subject} and the default in turns, {check.words}", steps, steps)
 
     def _kept(self, check: Check) -> WindowPlan:
         self._plans.adopted = self._checked
         if check.is_start:
-            how = "started with saved settings, which" if self._options.searches else "the settings"
-            reason = f"{how} are faster here ({check.words})"
+            how = "started with the saved settings, which" if self._options.searches else "the settings"
+            reason = f"{how} are faster here: {check.words}"
             return self.settle(self._checked, reason, self._shapes)
         self._plans.set(self._checked)
         return self._still_watching()
@@ -244,10 +248,10 @@ class Watch:
     def _lost(self, check: Check) -> WindowPlan | str:
         self._plans.adopted, self._plans.is_overturned = (), True
         lost = "the saved settings are not faster" if check.is_start else "the settings are slower"
-        reason = f"{lost} than the default here ({check.words})"
-        _log.warning("%s: the default comes back", reason)
+        reason = f"{lost} than the default here: {check.words}"
+        _log.warning("the default comes back, because %s", reason)
         if check.is_start:
-            return f"{reason}: searching instead" if self._options.searches else reason
+            return f"searching, because {reason}" if self._options.searches else reason
         self._plans.set(())
         self._plans.reason = self._settled_by
         return self._tune_again(reason)

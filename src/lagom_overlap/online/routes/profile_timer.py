@@ -45,7 +45,7 @@ from lagom_overlap.online.routes.plugin_events import TimedCall, step_length_s, 
 from lagom_overlap.online.routes.step_pattern import KernelSpan, StepPattern, is_same_sequence, pattern_of
 from lagom_overlap.online.step_clock import MS_PER_S
 from lagom_overlap.trace.gpu_trace import GpuTrace, KnobReach
-from lagom_overlap.units import NS
+from lagom_overlap.units import NS, format_percent
 
 _log = logging.getLogger(__name__)
 
@@ -331,7 +331,7 @@ class ProfileTimer:
         off = _difference(before, _replayed(before, ordered, elapsed_s), (length_s, timed))
         most = max(self._noise, LEAST_DIFFERENCE)
         if off > most:
-            self._give_up(f"they differ by {off:.1%} of a step, more than {most:.1%}")
+            self._give_up(f"they differ by {format_percent(off)} of a step, more than {format_percent(most)}")
             return
         if not self._is_trusted:
             _log.info("measured steps are timed by NCCL's profiler, one in %d by PyTorch's as well", CHECK_EVERY)

@@ -17,6 +17,7 @@ from lagom_overlap.papers.reproduce.result import Case, Line, ReproducedVerdict
 from lagom_overlap.papers.workloads import PaperStep, PaperStrategy, PaperWorkload, load_table2, paper_step
 from lagom_overlap.sim import simulate_iteration
 from lagom_overlap.timeline.metrics import overlap_metrics
+from lagom_overlap.units import format_percent
 from lagom_overlap.workload import find_overlap_groups
 
 Note = Callable[[str], None]
@@ -128,7 +129,7 @@ def _bounds(held: Sequence[Case]) -> str:
         shares = [case.hidden_share for case in held if case.cluster == cluster]
         exposed = sum(share < _HIDDEN for share in shares)
         left = "only contention is left to win" if not exposed else "what is exposed goes at the link's rate already"
-        few = f", below {_HIDDEN:.0%} in {exposed} of {len(shares)} cases" if exposed else ""
+        few = f", below {format_percent(_HIDDEN, 0)} in {exposed} of {len(shares)} cases" if exposed else ""
         spanned = f"{100 * min(shares):.0f} to {100 * max(shares):.0f} %"
         said.append(f"on {_LETTERS.get(cluster, cluster)} the default hides {spanned} of communication{few}: {left}")
     words = "; ".join(said)

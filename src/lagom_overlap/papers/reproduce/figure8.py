@@ -14,7 +14,7 @@ from lagom_overlap.papers.reproduce.result import Line, ReproducedVerdict, Speed
 from lagom_overlap.papers.workloads import load_table2, paper_step
 from lagom_overlap.sim import GroupSimulator, simulate_iteration
 from lagom_overlap.tuners.problem import Assignment
-from lagom_overlap.units import KIB, MIB, format_bytes
+from lagom_overlap.units import KIB, MIB, format_bytes, format_percent
 from lagom_overlap.workload import Iteration, OverlapGroup, find_overlap_groups
 
 AUTOCCL_AG: Final = CommConfig(num_channels=61, chunk_bytes=2 * MIB)
@@ -37,7 +37,7 @@ def patterns() -> tuple[OverlapGroup, OverlapGroup]:
 
 _WHY_61: Final = "61 of 84 SMs are gone while the all-gather runs, and it ends hardly earlier."
 _WHY_SMALL: Final = (
-    "Fewer channels free {freed} of 84 SMs. Communication lasts {share:.0%} of the computation alone: had nothing at"
+    "Fewer channels free {freed} of 84 SMs. Communication lasts {share} of the computation alone: had nothing at"
     " all computed meanwhile under the default, ending contention would give {bound:.2f}x."
 )
 
@@ -63,7 +63,7 @@ class _Patterns:
         """What no setting can beat: the default's communication with computation standing still."""
         simulator = self._simulators[group.name]
         share = sum(simulator.evaluate((DEFAULT,) * len(group.comms)).comm_s) / simulator.comp_alone_s
-        return _WHY_SMALL.format(freed=freed, share=share, bound=1 + share)
+        return _WHY_SMALL.format(freed=freed, share=format_percent(share, 0), bound=1 + share)
 
     def speedup(self, group: OverlapGroup, assignment: Assignment) -> float:
         return self.default_s(group) / self._simulators[group.name].evaluate(assignment).makespan_s

@@ -19,7 +19,7 @@ from lagom_overlap.papers.reproduce.figures import (
 )
 from lagom_overlap.papers.reproduce.result import SIMULATOR, Line, ReproducedVerdict, ReproduceReport
 from lagom_overlap.report.render import EmbeddedFigure, embedded, render
-from lagom_overlap.units import format_seconds
+from lagom_overlap.units import format_percent, format_seconds
 
 TITLES: Final = {
     "fig3": "Figure 3: an FFN during a 32 MB all-reduce",
@@ -152,7 +152,7 @@ def _case_rows(report: ReproduceReport) -> tuple[tuple[str, ...], ...]:
             f"{case.autoccl:.3f}×",
             f"{case.lagom:.3f}×",
             f"{case.best:.3f}×",
-            f"{case.hidden_share:.0%}",
+            format_percent(case.hidden_share, 0),
             f"{case.autoccl_measurements} / {case.lagom_measurements}",
         )
         for case in report.cases

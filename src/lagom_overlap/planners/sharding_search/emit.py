@@ -16,7 +16,7 @@ from lagom_overlap.planners.sharding_search.conversions import ConversionStep
 from lagom_overlap.planners.sharding_search.layouts import Held, Layout, SearchMesh, local_bytes
 from lagom_overlap.planners.sharding_search.problem import made_layouts
 from lagom_overlap.planners.sharding_search.strategies import Need, ShardingStrategy, local_work
-from lagom_overlap.units import format_memory
+from lagom_overlap.units import format_memory, format_percent
 from lagom_overlap.workload import (
     Buffer,
     Combine,
@@ -177,7 +177,7 @@ class _Emitter:
         if self._sharding.is_optimal:
             proof = "proved cheapest"
         elif self._sharding.bound_s:
-            proof = f"not proved cheapest: another may be {self._sharding.gap:.1%} cheaper, no more"
+            proof = f"not proved cheapest: another may be {format_percent(self._sharding.gap)} cheaper, no more"
         return (
             f"Sharding found by search over a mesh of {shape} ranks ({proof}): {cut} of {len(parameters)} parameters "
             f"are cut; at most {format_memory(self._sharding.peak_bytes)} held, optimizer state included.",

@@ -8,11 +8,11 @@ from rich.text import Text
 from lagom_overlap.report.fitted import WIDTH, Fitted
 from lagom_overlap.report.tune.words import change_text, printable
 from lagom_overlap.results.compare import CompareRow
-from lagom_overlap.units import format_seconds
+from lagom_overlap.units import format_percent, format_seconds
 
 REGRET = (
-    "Speed: over the default, median of the pairs, with its 95 % interval. Regret: the makespan over that of the best "
-    "tuner here, minus one."
+    "Time: from a group's first start to its last end, summed over the groups. Speed: over the default, median of the "
+    "pairs, with its 95 % interval. Behind: how much longer than the best tuner here (regret)."
 )
 """What `compare_table` says below its rows."""
 STEP = "Step: the whole step with what was found, by lagom simulate; {step} untouched."
@@ -23,7 +23,7 @@ def compare_table(rows: Sequence[CompareRow], step_s: float | None = None) -> Fi
     caption = REGRET if step_s is None else f"{REGRET} {STEP.format(step=format_seconds(step_s))}"
     table = Table(box=None, width=WIDTH, pad_edge=False, header_style="dim", caption=caption, caption_justify="left")
     table.add_column("tuner", overflow="fold", ratio=1)
-    names = ["meas.", "makespan", "speed", "95 %", "regret"]
+    names = ["meas.", "time", "speed", "95 %", "behind"]
     for name in [*names, "step", "change"] if step_s is not None else names:
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
@@ -33,7 +33,7 @@ def compare_table(rows: Sequence[CompareRow], step_s: float | None = None) -> Fi
             Text("-" if row.makespan_s is None else format_seconds(row.makespan_s)),
             Text("-" if row.speedup_over_default is None else f"{row.speedup_over_default:.3f}×"),
             Text("-" if row.speedup_interval is None else "{:.3f}–{:.3f}".format(*row.speedup_interval)),
-            Text("-" if row.regret_over_best is None else f"{row.regret_over_best * 100:.1f} %"),
+            Text("-" if row.regret_over_best is None else format_percent(row.regret_over_best)),
             *_step(row, step_s),
         )
     return Fitted(table)

@@ -23,7 +23,7 @@ def _best(row: CompareRow, makespan_s: float, num_rows: int, step_s: float | Non
     over = "" if ratio is None else f", {ratio:.3f}× the default's speed"
     within = "" if interval is None else f" (95 % interval {interval[0]:.3f} to {interval[1]:.3f})"
     even = interval is not None and interval[0] <= 1 <= interval[1]
-    said = "has the shortest makespan" if even else "is the fastest"
+    said = "has the shortest time" if even else "is the fastest"
     doubt = " It is not measurably different from the default." if even else ""
     return (
         f"{row.tuner} {said} of {num_rows}: {format_seconds(makespan_s)}{over}{within}, "

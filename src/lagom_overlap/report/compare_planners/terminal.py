@@ -6,7 +6,7 @@ from rich.text import Text
 from lagom_overlap.report.fitted import Fitted
 from lagom_overlap.report.plan.terminal import plan_table
 from lagom_overlap.results.compare_planners import ComparePlannersResult
-from lagom_overlap.units import format_memory, format_seconds
+from lagom_overlap.units import format_memory, format_percent, format_seconds
 
 
 def planners_table(result: ComparePlannersResult) -> Group:
@@ -19,7 +19,7 @@ def planners_table(result: ComparePlannersResult) -> Group:
             format_seconds(row.before_s),
             _seconds(row.after_s),
             _seconds(row.lower_bound_s),
-            "-" if over is None else f"{over:.2%}",
+            "-" if over is None else format_percent(over, 2),
             _seconds(row.exposed_comm_s),
             "-" if row.peak_memory_bytes is None else format_memory(row.peak_memory_bytes),
             _seconds(row.solve_s),

@@ -20,7 +20,7 @@ from lagom_overlap.report.plan.words import (
 )
 from lagom_overlap.results.plan import PlanExecution, PlanResult
 from lagom_overlap.results.plan_decisions import PlanDecision
-from lagom_overlap.units import format_memory, format_seconds
+from lagom_overlap.units import format_memory, format_percent, format_seconds
 
 MAX_ROWS: Final = 8
 """Rows of a table in the terminal; the page and --json hold all."""
@@ -110,7 +110,7 @@ def _exposed(result: PlanResult, exposed: Sequence[ExposedPart]) -> Fitted:
     table = plan_table("exposed after the plan, while this runs", "collectives", "time", "of the iteration")
     for part in exposed[:MAX_ROWS]:
         share = part.seconds / result.iteration_s.after
-        table.add_row(Text(part.what), str(part.num_comms or ""), format_seconds(part.seconds), f"{share:.1%}")
+        table.add_row(Text(part.what), str(part.num_comms or ""), format_seconds(part.seconds), format_percent(share))
     return Fitted(table)
 
 

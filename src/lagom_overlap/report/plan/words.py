@@ -7,7 +7,7 @@ from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.planners.simulated import Simulation
 from lagom_overlap.results.plan import PlanExecution, PlannedIteration, PlanResult
 from lagom_overlap.results.plan_decisions import PlanDecision
-from lagom_overlap.units import format_seconds
+from lagom_overlap.units import format_percent, format_seconds
 
 
 def summary(result: PlanResult) -> str:
@@ -42,13 +42,13 @@ def headline(result: PlanResult) -> str:
     """One sentence: what was measured, where it ran; the step before and after, how that is known, and the bound."""
     times = result.iteration_s
     gain = times.before / times.after
-    unpriced = ", which assumes no contention" if result.simulation != Simulation.ALONE else ""
+    unpriced = " (contention left out)" if result.simulation != Simulation.ALONE else ""
     run, measured = result.execution, ""
     if run is not None:
         ratio = run.speedup
         measured = (
             f"measured {ratio.median:.3f}x (quartiles {ratio.q25:.3f} to {ratio.q75:.3f}) on real ranks, "
-            f"by the sequential test {run.judgement.sentence()}; "
+            f"by the sequential test the plan is {run.judgement.sentence()}; "
         )
     return (
         f"{result.planner}: {measured}{format_seconds(times.before)} -> {format_seconds(times.after)} ({gain:.3f}x) "
@@ -61,9 +61,10 @@ def _bound_text(times: PlannedIteration, unpriced: str) -> str:
     if times.lower_bound is None:
         return ", whole iteration"
     over = times.after / times.lower_bound - 1 if times.lower_bound else 0.0
-    where = "above" if over >= 0 else "below"
-    bound = "the lower bound" if over >= 0 else "the lower bound of the step before"
-    return f"; {abs(over):.2%} {where} {bound}, {format_seconds(times.lower_bound)}{unpriced}"
+    far, bound = format_percent(abs(over), 2), format_seconds(times.lower_bound)
+    if over >= 0:
+        return f"; at most {far} longer than any order must take, {bound}{unpriced}"
+    return f"; {far} shorter than any order of the step before must take, {bound}{unpriced}"
 
 
 def run_rows(run: PlanExecution) -> list[tuple[str, ...]]:

@@ -9,7 +9,7 @@ from lagom_overlap.report.simulate.words import headline, size_text
 from lagom_overlap.report.what_if import what_if_parts
 from lagom_overlap.results.profile import ProfileResult
 from lagom_overlap.results.simulate import SimulateCaptureResult, SimulatedStage, SimulateResult
-from lagom_overlap.units import US, format_memory, format_seconds
+from lagom_overlap.units import US, format_memory, format_percent, format_seconds
 
 MAX_STAGES = 8
 """Stages in the table; the others are in the page and in --json."""
@@ -71,12 +71,18 @@ def profile_summary(profile: ProfileResult) -> RenderableType:
             name, justify="left" if name == "operator" else "right", overflow="fold", no_wrap=name != "operator"
         )
     for row in profile.operators:
-        held_out = "-" if row.held_out_error is None else f"{row.held_out_error:+.1%}"
-        operators.add_row(row.work, str(row.pieces), f"{row.measured_s / US:.0f}", f"{row.fit_error:+.1%}", held_out)
+        held_out = "-" if row.held_out_error is None else format_percent(row.held_out_error, signed=True)
+        operators.add_row(
+            row.work,
+            str(row.pieces),
+            f"{row.measured_s / US:.0f}",
+            format_percent(row.fit_error, signed=True),
+            held_out,
+        )
     constants = Table(title="Fitted constants (FP32)", title_justify="left")
     for name in ("constant", "value", "known to"):
         constants.add_column(name, justify="left" if name == "constant" else "right", no_wrap=name != "constant")
     for constant in profile.constants:
-        known = f"{constant.error:.0%}" if constant.identified else "not identified"
+        known = format_percent(constant.error, 0) if constant.identified else "not identified"
         constants.add_row(constant.name, f"{constant.value:.4g}", known)
     return Group(Fitted(operators), Text(), Fitted(constants), Text(), Text(profile.summary()))

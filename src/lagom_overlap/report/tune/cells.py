@@ -150,9 +150,9 @@ def sum_rows(history: GroupHistory, *, changed: bool) -> tuple[TimeRow, ...]:
         return before, after
 
     rows = (
-        time_row("communication X", *pair("total_comm_s")),
-        time_row("computation Y", *pair("comp_s")),
-        time_row("makespan Z", *pair("makespan_s"), css="makespan"),
+        time_row("all collectives (X)", *pair("total_comm_s")),
+        time_row("computation (Y)", *pair("comp_s")),
+        time_row("whole group (Z)", *pair("makespan_s"), css="makespan"),
     )
     return rows if changed else tuple(replace(row, after="", change="", tone="") for row in rows)
 

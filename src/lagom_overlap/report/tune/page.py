@@ -35,7 +35,7 @@ from lagom_overlap.results.tune import TuneResult
 from lagom_overlap.tuners.journal import StepKind
 from lagom_overlap.tuners.sequential import ALPHA, MIN_EFFECT
 from lagom_overlap.tuners.verdict import DEFAULT_ARM, TUNED_ARM
-from lagom_overlap.units import format_seconds
+from lagom_overlap.units import format_percent, format_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,9 +159,11 @@ def _rounds_note(result: TuneResult) -> str:
     words = result.words_for(TUNED_ARM)
     return (
         f"In each of {num} rounds every contender ran once, in shuffled order; {words} is compared with the others of "
-        "the same round. A makespan is the sum over the groups of occurrences in an iteration times makespan. "
+        "the same round. The times are from a group's first start to its last end (its makespan), "
+        "times its occurrences in an iteration. "
         f"It is adopted only if a sequential test finds it faster than {result.words_for(DEFAULT_ARM)}: of settings "
-        f"that are no faster it adopts {ALPHA:.0%} at most, at any end. Gains below {MIN_EFFECT:.1%} do not count."
+        f"that are no faster it adopts {format_percent(ALPHA, 0)} at most, at any end. Gains below "
+        f"{format_percent(MIN_EFFECT)} do not count."
     )
 
 
@@ -226,5 +228,5 @@ def _summary(history: GroupHistory, share: float | None) -> str:
     if history.default is None or history.tuned is None:
         return ""
     before, after = history.default.makespan_s, history.tuned.makespan_s
-    part = "" if share is None else f", {share:.0%} of the groups' time"
+    part = "" if share is None else f", {format_percent(share, 0)} of the groups' time"
     return f"{format_seconds(before)} → {format_seconds(after)} ({change_text(before, after)}){part}"

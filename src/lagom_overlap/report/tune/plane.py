@@ -57,8 +57,8 @@ def plane_figure(result: TuneResult, history: GroupHistory) -> go.Figure | None:
     for trace in _mark_traces(marks, unit):
         figure.add_trace(trace)
     lay_out(figure, 520, margin={"l": 64, "r": 16, "t": 60, "b": 48}, coloraxis=_colour_axis(points, unit, name))
-    figure.update_xaxes(title_text=f"communication X ({name})", showgrid=False, **_axis(x_range, x_log))
-    figure.update_yaxes(title_text=f"computation Y ({name})", showgrid=False, **_axis(y_range, y_log))
+    figure.update_xaxes(title_text=f"time of all collectives, X ({name})", showgrid=False, **_axis(x_range, x_log))
+    figure.update_yaxes(title_text=f"computation, Y ({name})", showgrid=False, **_axis(y_range, y_log))
     _name_regions(figure, x_range, y_range)
     return figure
 
@@ -69,7 +69,7 @@ def _colour_axis(points: list[Measurement], unit: float, name: str) -> dict[str,
         "colorscale": MAKESPAN_SCALE,
         "cmin": min(makespans),
         "cmax": max(makespans),
-        "colorbar": {"title": {"text": f"makespan Z<br>({name})"}, "thickness": 10, "len": 0.8, "outlinewidth": 0},
+        "colorbar": {"title": {"text": f"whole group,<br>Z ({name})"}, "thickness": 10, "len": 0.8, "outlinewidth": 0},
     }
 
 

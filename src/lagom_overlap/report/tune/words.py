@@ -5,7 +5,7 @@ from lagom_overlap.results.tune import ENGINE_DEFAULT, EngineShare, PredictedGai
 from lagom_overlap.tuners.problem import Assignment, GroupProblem, Measurement
 from lagom_overlap.tuners.sequential import Decision
 from lagom_overlap.tuners.verdict import DEFAULT_ARM, TUNED_ARM, PairedRatio, Verdict
-from lagom_overlap.units import format_bytes, format_seconds
+from lagom_overlap.units import format_bytes, format_percent, format_seconds
 
 _ON_CPU = ("gloo", "workers")
 """Backends whose ranks share this machine's cores with whatever else runs there."""
@@ -169,13 +169,13 @@ def _gain_text(gain: PredictedGain) -> str:
             f" Of the step it would save {format_seconds(gain.saving_s)}, {error} is {format_seconds(gain.error_s)}: "
             "nothing is recommended."
         )
-    return f" Of the step of {format_seconds(gain.step_s)} it would save {low:.1%} to {high:.1%}, by {error}."
+    return f" Of the step of {format_seconds(gain.step_s)} it would save {format_percent(low)} to {format_percent(high)}, by {error}."
 
 
 def _refusal(verdict: Verdict, than: str) -> str:
     if verdict.judgement is None:
         return f"{_upper(than)} stays."
-    return f"By the sequential test {verdict.judgement.sentence()}: {than} stays."
+    return f"By the sequential test tuned is {verdict.judgement.sentence()}. Nothing was changed."
 
 
 def _upper(text: str) -> str:
@@ -252,11 +252,9 @@ def fixed_sentence(result: TuneResult) -> str:
     ratio = verdict.over_baselines[verdict.best_fixed]
     if ratio.num_pairs == 0:
         return ""
-    than = f"the better of all knobs minimal and maximal ({result.words_for(verdict.best_fixed)})"
+    than = f"{result.words_for(verdict.best_fixed)}, the best setting without a search"
     is_even = ratio.num_pairs > 1 and ratio.q25 < 1 < ratio.q75
-    speed = (
-        f"not measurably different from {than}: {median_text(ratio)} its speed" if is_even else _speed_text(ratio, than)
-    )
+    speed = f"no better than {than}: {median_text(ratio)} its speed" if is_even else _speed_text(ratio, than)
     return f"Tuned is {speed} (quartiles {quartiles_text(ratio)}, {ratio.num_wins}/{ratio.num_pairs} wins)."
 
 
@@ -276,11 +274,10 @@ def busy_sentence(result: TuneResult) -> str:
 
 
 def change_text(before: float | None, after: float | None) -> str:
-    """The change in per cent, signed: `"−12.3 %"`; empty where one side is missing."""
+    """The change in per cent, signed: `"-12.3 %"`; empty where one side is missing."""
     if before is None or after is None or before <= 0:
         return ""
-    change = (after - before) / before * 100
-    return f"{change:+.1f} %".replace("-", "−") if abs(change) >= 0.05 else "0.0 %"
+    return format_percent((after - before) / before, signed=True)
 
 
 def comm_time(measurement: Measurement | None, index: int) -> float | None:
