@@ -51,11 +51,11 @@ def _test(result: ProofResult) -> list[list[str]]:
         ["default over configured, median", f"{judgement.ratio:.4f}×"],
         ["interval, from", f"{judgement.low:.4f}×" if judgement.low else "not ruled out"],
         ["interval, to", high],
-        ["error rate, each side", f"{format_percent(judgement.alpha, 0)}"],
-        ["least gain that counts", f"{format_percent(judgement.min_effect)}"],
+        ["error rate, each side", format_percent(judgement.alpha, 0)],
+        ["least gain that counts", format_percent(judgement.min_effect)],
         [
             "noise, default against itself",
-            "not measured" if judgement.noise is None else f"{format_percent(judgement.noise, 2)}",
+            "not measured" if judgement.noise is None else format_percent(judgement.noise, 2),
         ],
     ]
 

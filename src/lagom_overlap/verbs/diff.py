@@ -207,7 +207,8 @@ def _conclusion(one: _Side, two: _Side, settings: Sequence[ChangedSetting], time
         found = "the runs are not measurably different" if is_open else f"the second run is {first.verdict}"
         why = f"{first.words}; {differ}. One run each: what differs from start to start is not known"
         return Conclusion(found, why, _proof_line(two, one))
-    found = f"{first.name} is {format_percent(abs(first.ratio - 1))} {'shorter' if first.ratio > 1 else 'longer'} in the second run"
+    way = "shorter" if first.ratio > 1 else "longer"
+    found = f"{first.name} is {format_percent(abs(first.ratio - 1))} {way} in the second run"
     if first.ratio == 1:
         found = f"{first.name} is the same"
     return Conclusion(found, f"{differ}; one figure each: no interval", "lagom run --online -- COMMAND   (measures it)")

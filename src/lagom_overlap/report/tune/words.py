@@ -169,7 +169,8 @@ def _gain_text(gain: PredictedGain) -> str:
             f" Of the step it would save {format_seconds(gain.saving_s)}, {error} is {format_seconds(gain.error_s)}: "
             "nothing is recommended."
         )
-    return f" Of the step of {format_seconds(gain.step_s)} it would save {format_percent(low)} to {format_percent(high)}, by {error}."
+    saved = f"{format_percent(low)} to {format_percent(high)}"
+    return f" Of the step of {format_seconds(gain.step_s)} it would save {saved}, by {error}."
 
 
 def _refusal(verdict: Verdict, than: str) -> str:
