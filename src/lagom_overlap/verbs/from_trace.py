@@ -199,8 +199,8 @@ def _check_modelled(errors: FitErrors, traced: Sequence[TracedGroup]) -> None:
     name = worst.group.name
     calls = ", ".join(f"{op.collective.kind} {format_bytes(op.collective.num_bytes)}" for op in worst.group.comms[:3])
     raise TraceError(
-        f"this trace cannot be modelled, because the fitted model is {format_percent(errors.share)} of the step off what "
-        f"was measured ({format_percent(MAX_STEP_ERROR, 0)} are allowed), most of it in {name} ({calls}: "
+        f"this trace cannot be modelled, because the fitted model is {format_percent(errors.share)} of the step off "
+        f"what was measured ({format_percent(MAX_STEP_ERROR, 0)} are allowed), most of it in {name} ({calls}: "
         f"{format_seconds(worst.makespan_s)} measured, off by {format_seconds(errors.error_s[name])}); "
         "measure instead: lagom run --online -- COMMAND"
     )
