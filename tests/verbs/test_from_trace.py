@@ -216,7 +216,7 @@ def test_the_gain_has_the_model_s_own_error_as_its_interval(traced, tmp_path):
     assert (low + high) / 2 == pytest.approx(gain.saving_s / gain.step_s)
     assert gain.num_held_out >= 2
     assert gain.step_s == pytest.approx(0.016, rel=0.01), "four steps of 20 ms, of which the last ends with its kernels"
-    assert f"{low:.1%} to {high:.1%}" in found.summary()
+    assert f"{100 * low:.1f} % to {100 * high:.1f} %" in found.summary()
 
 
 def test_a_gain_below_the_model_s_error_recommends_nothing(traced, tmp_path):

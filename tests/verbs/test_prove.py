@@ -58,7 +58,7 @@ def test_at_most_six_pairs_of_restarts_prove_a_clear_gain_at_five_percent(asked:
     run, order = runner(1.1)
     result, said = prove(asked, run)
     assert (result.decision, result.judgement.num_pairs) == (ProofDecision.ADOPT, 5)
-    assert (result.judgement.alpha, "error rate of 5%" in result.reason) == (FEW_ALPHA, True)
+    assert (result.judgement.alpha, "error rate 5 %" in result.reason) == (FEW_ALPHA, True)
     assert result.judgement.ratio == pytest.approx(1.1, rel=0.02)
     pairs = list(zip(order[::2], order[1::2], strict=True))
     assert {*pairs} == {(True, False), (False, True)}, "a coin draws who comes first"
@@ -143,7 +143,7 @@ def test_the_command_line_runs_real_processes_and_ends_with_three_lines(tmp_path
     said = capfd.readouterr().err.splitlines()
     assert said[-4:-1] == [
         "lagom: result: adopt: try.env",
-        "lagom: why: 2.000x (2.000 to 2.000), faster in 3 pairs at an error rate of 5%",
+        "lagom: why: proven faster in 3 pairs: 2.000x (2.000 to 2.000; error rate 5 %)",
         f"lagom: next: lagom run --config try.env -- {sys.executable} job.py",
     ]
     assert said[-1] == "lagom run: files in proof"
