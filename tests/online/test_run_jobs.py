@@ -167,14 +167,13 @@ def events(path):
 @pytest.mark.gloo
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("mode", ["--observe", "--online"])
-def test_spawned_ranks_and_a_job_that_one_of_them_starts_have_files_of_their_own(tmp_path, mode):
+def test_spawned_ranks_and_a_job_that_one_of_them_starts_have_files_of_their_own(tmp_path):
     pytest.importorskip("torch")
     (tmp_path / "train.py").write_text(TRAIN)
     own = {name: value for name, value in os.environ.items() if not name.startswith(("LAGOM", "NCCL"))}
     result = subprocess.run(
         [
-            *(sys.executable, "-m", "lagom_overlap", "run", mode, "--out", "run", "--"),
+            *(sys.executable, "-m", "lagom_overlap", "run", "--online", "--out", "run", "--"),
             *(sys.executable, "train.py", str(free_port()), str(free_port()), "2"),
         ],
         cwd=tmp_path,
