@@ -2,14 +2,13 @@
 
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 from c_build import build_libraries
 
+from forked_python import ForkedPython
 from lagom_overlap.backends.nccl import RankPlace, read_launched
 from lagom_overlap.cli import main
 from lagom_overlap.errors import BackendError
@@ -46,24 +45,17 @@ def launch(tmp_path_factory, folder, *, job=JOB, release="2.30", world=2, out="r
     plugin, fake = build_libraries(tmp_path_factory)
     (folder / "job.toml").write_text(job)
     port = free_port()
-    command = [sys.executable, SCRIPT, plugin, fake, release, "tune", "job.toml", "--json", "--out", out]
+    arguments = list(map(str, [plugin, fake, release, "tune", "job.toml", "--json", "--out", out]))
     base = {name: value for name, value in os.environ.items() if not name.startswith(("LAGOM", "NCCL"))}
-    started = [
-        subprocess.Popen(
-            list(map(str, command)),
-            cwd=folder,
-            env=base
-            | {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"}
-            | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-            | more,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    outcomes = [process.communicate() for process in started]
-    return [process.returncode for process in started], outcomes[0][0], "".join(error for _, error in outcomes)
+    base |= {"WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    started = []
+    for rank in range(world):
+        with (folder / f"{rank}.out").open("w") as written, (folder / f"{rank}.err").open("w") as error:
+            env = base | {"RANK": str(rank), "LOCAL_RANK": str(rank)} | more
+            started.append(ForkedPython(SCRIPT, arguments, cwd=folder, env=env, stdout=written, stderr=error))
+    codes = [process.wait() for process in started]
+    errors = [(folder / f"{rank}.err").read_text() for rank in range(world)]
+    return codes, (folder / "0.out").read_text(), "".join(errors)
 
 
 @pytest.mark.gloo

@@ -148,8 +148,10 @@ def quoted(cells: list[str]) -> str:
     return ",".join(f'"{cell}"' for cell in cells)
 
 
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize(
+    ("name", "cell"),
+    [(name, cell) for name in FORMATS for cell in CELLS if name == "vtrain" or cell in ("1e18", "1_000", "1\n2", "")],
+)
 def test_a_measured_cell_that_is_no_time_is_named_and_the_rest_is_judged_as_without_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, cell: str
 ) -> None:

@@ -21,9 +21,9 @@ def report(rank: int) -> Report:
     return Report(rank=rank, num_steps=1)
 
 
-def test_thousands_of_switches_under_load_are_the_same_on_all_ranks() -> None:
+def test_hundreds_of_switches_under_load_are_the_same_on_all_ranks() -> None:
     """Four ranks at their own pace during a thread that computes; each switch is a plan and an agreement."""
-    ranks, num_switches = exchanges(4, timeout_s=300.0), 2_000
+    ranks, num_switches = exchanges(4, timeout_s=300.0), 400
     is_over = threading.Event()
 
     def load() -> None:
@@ -40,12 +40,12 @@ def test_thousands_of_switches_under_load_are_the_same_on_all_ranks() -> None:
                     WindowPlan(window=window, state=SwitchState.SEARCH, reason=str(window % 7), epoch=window + 1)
                 )
             plan = exchange.plan(window)
-            refusal = "full disk" if window % 500 == 499 and exchange.rank == window // 500 % 4 else ""
+            refusal = "full disk" if window % 100 == 99 and exchange.rank == window // 100 else ""
             refused = exchange.agree(plan.epoch, refusal=refusal)
             seen.append((plan.epoch, plan.reason, refused))
             if window > 1:
                 exchange.forget(window - 2)
-            if pace.random() < 0.001:
+            if pace.random() < 0.005:
                 time.sleep(0.001)
         return seen
 

@@ -2,7 +2,7 @@
 
 import json
 import os
-import subprocess
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ pytest.importorskip("torch")
 from gloo_job import SRC
 from hosts import DEVICE, Network, ipv4, networks
 from test_launch_session import TRAIN
+
+from forked_python import ForkedPython, run_ranks
 
 __all__ = ["networks"]
 pytestmark = [pytest.mark.torch, pytest.mark.gloo, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -37,9 +39,9 @@ space = {{ num_channels = [1, 2], chunk_bytes = ["512 KiB"] }}
 """
 
 
-def torchrun(master: str, ranks_each: int = 1) -> list[list[str]]:
-    """How each of two machines starts its ranks."""
-    common = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", str(ranks_each)]
+def torchrun(master: str) -> list[list[str]]:
+    """How each of two machines starts its two ranks."""
+    common = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"]
     where = ["--master-addr", master, "--master-port", "29400"]
     return [[*common, "--node-rank", str(number), *where] for number in range(2)]
 
@@ -55,7 +57,26 @@ def start(network: Network, folder: Path, commands: list[list[str]], **environme
     return started
 
 
-def finish(started: list[subprocess.Popen[Any]]) -> list[int]:
+def start_ranks(network: Network, folder: Path, master: str, arguments: list[str]) -> list[Any]:
+    """`lagom` on two ranks of each of two machines, with what torchrun would tell them; each writes a file of its own.
+
+    torchrun itself and its ranks each import PyTorch, which takes ten times as long as the rest.
+    """
+    (folder / "lagom.py").write_text("import sys\nfrom lagom_overlap.cli.main import main\nsys.exit(main())\n")
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("LAGOM", "NCCL", "GLOO"))}
+    world = {"MASTER_ADDR": master, "MASTER_PORT": "29400", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
+    world |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": SRC}
+    started = []
+    for rank in range(4):
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank % 2), "GROUP_RANK": str(rank // 2)}
+        with (folder / f"node.{rank}.out").open("w") as out, (folder / f"node.{rank}.err").open("w") as error:
+            machine = network.machines[rank // 2].holder.pid
+            how = {"env": own | world | place, "stdout": out, "stderr": error, "machine": machine}
+            started.append(ForkedPython(folder / "lagom.py", arguments, cwd=folder, **how))
+    return started
+
+
+def finish(started: list[Any]) -> list[int]:
     return [process.wait(LIMIT_S) for process in started]
 
 
@@ -67,7 +88,7 @@ def test_tune_measures_two_machines_whose_own_names_are_loopback_addresses(tmp_p
     """As Debian installs them; nobody says which interface to use."""
     (tmp_path / "job.toml").write_text(JOB.format(ranks=4))
     lagom = ["-m", "lagom_overlap", "tune", str(tmp_path / "job.toml"), "--out", str(tmp_path / "run")]
-    commands = [[*how, *lagom] for how in torchrun("node0", ranks_each=2)]
+    commands = [[*how, *lagom] for how in torchrun("node0")]
     network = networks(2, own_is_loopback=True)
     assert finish(start(network, tmp_path, commands)) == [0, 0], words(tmp_path)
     assert json.loads((tmp_path / "run" / "run.json").read_text())
@@ -77,35 +98,33 @@ def test_tune_measures_two_machines_whose_own_names_are_loopback_addresses(tmp_p
 
 
 def test_compare_runs_its_tuners_on_two_machines_whose_names_do_not_resolve(tmp_path: Path, networks: Any) -> None:
-    (tmp_path / "job.toml").write_text(JOB.format(ranks=2))
-    lagom = ["-m", "lagom_overlap", "compare", str(tmp_path / "job.toml"), "--tuners", "default,fixed_max", "--json"]
-    commands = [[*how, *lagom] for how in torchrun(ipv4(0))]
-    assert finish(start(networks(2, resolves=False), tmp_path, commands)) == [0, 0], words(tmp_path)
-    assert json.loads((tmp_path / "node0.out").read_text())
-    assert (tmp_path / "node1.out").read_text() == ""
+    (tmp_path / "job.toml").write_text(JOB.format(ranks=4))
+    lagom = ["compare", str(tmp_path / "job.toml"), "--tuners", "default,fixed_max", "--json"]
+    assert finish(start_ranks(networks(2, resolves=False), tmp_path, ipv4(0), lagom)) == [0] * 4, words(tmp_path)
+    assert json.loads((tmp_path / "node.0.out").read_text())
+    assert all((tmp_path / f"node.{rank}.out").read_text() == "" for rank in (1, 2, 3))
 
 
 def test_a_slip_on_rank_0_ends_the_command_on_every_machine(tmp_path: Path, networks: Any) -> None:
-    (tmp_path / "job.toml").write_text(JOB.format(ranks=4))
+    (tmp_path / "job.toml").write_text(JOB.format(ranks=2))
     lagom = ["-m", "lagom_overlap", "tune", str(tmp_path / "job.toml"), "--out", str(tmp_path / "run")]
     codes = finish(start(networks(2), tmp_path, [[*how, *lagom] for how in torchrun(ipv4(0))]))
     assert 0 not in codes, words(tmp_path)
-    assert "started 2 ranks" in (tmp_path / "node0.err").read_text()
+    assert "started 4 ranks" in (tmp_path / "node0.err").read_text()
     assert not (tmp_path / "run").exists()
 
 
-def test_a_job_on_two_machines_is_watched_and_tuned_without_another_number(tmp_path: Path, networks: Any) -> None:
+def test_a_job_on_two_machines_is_tuned_without_another_number(tmp_path: Path, networks: Any) -> None:
+    """Than on four ranks of one machine without us."""
     (tmp_path / "train.py").write_text(TRAIN)
-    network = networks(2)
-    plain = [[*how, str(tmp_path / "train.py"), "fsdp", "12", "0"] for how in torchrun(ipv4(0))]
-    assert finish(start(network, tmp_path, plain, GLOO_SOCKET_IFNAME=DEVICE)) == [0, 0], words(tmp_path)
-    expected = (tmp_path / "node0.out").read_text()
-    for mode in ("--observe", "--online"):
-        out = tmp_path / mode.strip("-")
-        lagom = [sys.executable, "-m", "lagom_overlap", "run", mode, "--out", str(out), "--"]
-        watched = [[*lagom, *command] for command in plain]
-        assert finish(start(network, tmp_path, watched, GLOO_SOCKET_IFNAME=DEVICE)) == [0, 0], words(tmp_path)
-        assert (tmp_path / "node0.out").read_text() == expected
-        for number in range(2):
-            assert f"files in {out}" in (tmp_path / f"node{number}.err").read_text()
-        assert all((out / f"events.{rank}.jsonl").is_file() for rank in range(2))
+    arguments, out = ["fsdp", "12", "0"], tmp_path / "tuned"
+    printed, *_ = run_ranks(tmp_path / "train.py", arguments, 4, cwd=tmp_path)
+    lagom = [sys.executable, "-m", "lagom_overlap", "run", "--online", "--out", str(out), "--"]
+    tuned = [[*lagom, *how, str(tmp_path / "train.py"), *arguments] for how in torchrun(ipv4(0))]
+    assert finish(start(networks(2), tmp_path, tuned, GLOO_SOCKET_IFNAME=DEVICE)) == [0, 0], words(tmp_path)
+    losses = re.findall(r"^\d+ \S+$", printed, re.MULTILINE)
+    assert (tmp_path / "node0.out").read_text().splitlines() == losses
+    assert len(losses) == 12
+    for number in range(2):
+        assert f"files in {out}" in (tmp_path / f"node{number}.err").read_text()
+    assert all((out / f"events.{rank}.jsonl").is_file() for rank in range(4))

@@ -12,6 +12,7 @@ pytest.importorskip("torch")
 import torch
 from gloo_job import GlooJob
 
+from forked_python import run_ranks
 from lagom_overlap.export.saved import read_saved
 
 ENGINE = f"ProcessGroupGloo of torch {'.'.join(torch.__version__.split('.')[:2])}"
@@ -139,16 +140,11 @@ def test_an_example_refuses_a_config_that_is_missing_in_one_line(tmp_path: Path)
         ("train_moe_dual_batch.py", ["--width", "64", "--layers", "1", "--tokens", "256"]),
     ],
 )
-def test_the_examples_train_under_torchrun_with_and_without_tuning(
-    tmp_path: Path, script: str, sizes: list[str]
-) -> None:
+def test_the_examples_train_with_and_without_tuning(tmp_path: Path, script: str, sizes: list[str]) -> None:
     records = []
     for words in (["--no-tune"], []):
         record = tmp_path / f"{len(words)}.json"
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        command += [str(EXAMPLES / script), "--steps", "8", *sizes, *words, "--record", str(record)]
-        child = subprocess.run(command, check=False, capture_output=True, text=True)
-        assert child.returncode == 0, child.stderr
+        run_ranks(EXAMPLES / script, ["--steps", "8", *sizes, *words, "--record", str(record)], 2)
         records.append(json.loads(record.read_text()))
     assert records[0]["losses"] == records[1]["losses"]
     assert len(set(records[1]["losses"])) == 8

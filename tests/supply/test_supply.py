@@ -100,6 +100,7 @@ def test_each_distribution_holds_its_own_and_a_bill_of_its_materials(name: str, 
     package, folder = name.replace("-", "_"), str(Path(sys.executable).parent)
     source = ROOT if name == "lagom-overlap" else ROOT / "emulate"
     command = [sys.executable, "-m", "build", "--no-isolation", f"--config-setting=build-dir={tmp_path / 'build'}"]
+    command.append("--config-setting=cmake.build-type=Debug")  # optimising them is most of what a build takes
     subprocess.run(
         [*command, "--outdir", str(tmp_path), str(source)],
         check=True,
@@ -144,7 +145,10 @@ def _packages() -> list[Path]:
 def test_one_module_alone_can_download_anything() -> None:
     found = set()
     for package, path in ((at, path) for at in _packages() for path in at.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        source = path.read_text()
+        if not any(part in source for client in CLIENTS for part in client.split(".")[:1]):
+            continue
+        for node in ast.walk(ast.parse(source)):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom):
                 names = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]

@@ -204,7 +204,7 @@ def test_tune_finds_its_groups_in_that_step_and_predicts_the_same(name: str, tmp
     assert found.step_s == said
 
 
-@pytest.mark.parametrize("name", TUNED)
+@pytest.mark.parametrize("name", [name for name in TUNED if name.startswith(("phi2", "gpt", "qwen3"))])
 def test_compare_speaks_of_that_step_too(name: str, tmp_path: Path) -> None:
     spec = job(name)
     said = said_of(name).iteration_s
