@@ -1,11 +1,12 @@
 """How good and how cheap each tuner's search is, on random simulated groups whose best assignment is known.
 
-    python benchmarks/search_quality.py --groups 200 --seed 1 --noise 0,0.02,0.05 --num-comms 1,2,4,8 --json
+    python benchmarks/search_quality.py --groups 200 --seed 1,2,3 --noise 0,0.02,0.05 --num-comms 1,2,4,8 --json
 
 Regret is the noise-free makespan of what the tuner recommends over the oracle's, minus one (`overlap_generator.py` says
 what the groups are). Tuners run as published, unguarded; `NAME+guard` is the same inside `Guarded`; `optuna_gp` and
 `optuna_tpe` (pip install optuna) and `random` take as many measurements as their name says. A measurement is one told
-trial; `--generator measured` takes the groups of `measured_generator.py`. *Right kind* is the share of collectives that
+trial; `--generator measured` takes the groups of `measured_generator.py`, `producers` those of `producer_generator.py`
+(several by comma). A figure is the median over the seeds of each seed's mean or percentile. *Right kind* is the share of collectives that
 end with the algorithm and protocol of the oracle's assignment. The oracle is a multi-start coordinate search: a tuner
 that beats it has a negative regret.
 """
@@ -32,13 +33,14 @@ from rich.table import Table
 
 import measured_generator
 import overlap_generator
+import producer_generator
 from lagom_overlap.tuners.base import Tuner
 from lagom_overlap.tuners.guard import Guarded
 from lagom_overlap.tuners.problem import Assignment
 from measured_generator import MeasuredGroup
 from overlap_generator import SPACE, SimulatedGroup
 
-GENERATORS = {"formula": overlap_generator, "measured": measured_generator}
+GENERATORS = {"formula": overlap_generator, "measured": measured_generator, "producers": producer_generator}
 GUARD = "+guard"
 GUARDED = ("lagom", "autoccl")
 OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -64,6 +66,8 @@ class Run:
     """One tuner on one group."""
 
     tuner: str
+    generator: str
+    seed: int
     num_comms: int
     noise: float
     regret: float
