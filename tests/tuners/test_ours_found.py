@@ -1,6 +1,7 @@
 """What the search of ours ends with, judged by brute force and closed forms that are not its own models."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from math import exp, inf
@@ -27,7 +28,10 @@ from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.tuners.base import Problems
 from lagom_overlap.tuners.guard import Guarded
-from lagom_overlap.tuners.ours import Ours
+from lagom_overlap.tuners.machine.fitted import Machine
+from lagom_overlap.tuners.machine.posterior import Pool
+from lagom_overlap.tuners.machine.search_space import Surfaces
+from lagom_overlap.tuners.ours import MOST_ANYTIME, MOST_MEASURED, GroupSearch, Ours
 from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Measurement, Outcome
 from lagom_overlap.units import MIB
 from lagom_overlap.workload import CommOp, CompOp, Gemm, OverlapGroup
@@ -230,3 +234,40 @@ def test_copy_engines_are_tried_beside_channels_where_they_carry_the_collective(
         for other in (found[2], both.default[2])
     )
     assert makespan_s(found) <= 1.01 * by_hand
+
+
+def test_a_short_job_stops_at_twelve_and_a_long_one_goes_on_while_that_pays() -> None:
+    problems, exact = (problem(SPACE, num_comms=2, default=DEFAULT),), overlap(2)
+    short, long = Ours(problems), Ours(problems, job_measurements=5000)
+    num_short, num_long = (len(drive(tuner, overlap(2, noise=0.03))) for tuner in (short, long))
+    assert num_short <= MOST_MEASURED < num_long <= MOST_ANYTIME
+    least_s = shortest_s(problems, exact)
+    assert makespan_s(exact, long.recommend()["g"]) <= 1.02 * least_s
+    with pytest.raises(ValueError, match="job_measurements is -1, must be at least 0"):
+        Ours(problems, job_measurements=-1)
+
+
+@pytest.mark.parametrize("is_formula", [True, False])
+def test_the_family_that_foretells_better_is_heard_more(is_formula: bool) -> None:
+    """A link that channels fill, x = L + W (1 / (NC C / (C + C0)) + 1 / B), against settings that share nothing."""
+    rng = Random(5)
+    odd = {config: 10 ** rng.uniform(0, 0.5) for config in SPACE}
+
+    def run(name: str, assignment: Assignment) -> Measurement:
+        comm_s = []
+        for config in assignment:
+            channels, chunk = config.num_channels or 8, config.chunk_bytes or 2**21
+            per_byte = (chunk + 2**18) / (channels * chunk) + 1 / 8
+            comm_s.append(0.05 + 3 * per_byte if is_formula else odd[config])
+        return measured(0.5, *comm_s)
+
+    made = problem(SPACE, num_comms=2, default=DEFAULT)
+    machine = Machine(made, seed=0, pool=Pool(), surfaces=Surfaces())
+    search = GroupSearch(made, machine, None, 0)
+    probes = search.run()
+    probe = next(probes)
+    with suppress(StopIteration):
+        while True:
+            probe = probes.send(run("g", probe.assignment))
+    weight = search.machine_weight
+    assert weight > 0.5 if is_formula else weight < 0.5

@@ -181,8 +181,8 @@ class _Standing:
         return self.draws[self.best], None if self.machine is None else self.machine[self.best]
 
 
-class _GroupSearch:
-    """One group's search: all measurements so far, and what was foretold of them."""
+class GroupSearch:
+    """One group's search: all measurements so far, and what was foretold of them; `run` is its generator."""
 
     def __init__(self, problem: GroupProblem, machine: Machine, earlier: Assignment | None, job_measurements: int):
         self._problem, self._machine, self._earlier, self._job = problem, machine, earlier, job_measurements
@@ -268,9 +268,10 @@ class _GroupSearch:
     def _allows(self, gain: float, excess: float) -> bool:
         """Whether a question pays: the rule of cost at the top of this module."""
         num = len(self._asked)
-        if num < MOST_MEASURED:
-            return gain > LEAST_EXPECTED
-        return num < MOST_ANYTIME and (self._job - (num - MOST_MEASURED)) * gain > excess + SWITCHING
+        left = self._job - max(0, num - MOST_MEASURED)
+        if num < MOST_ANYTIME and left * gain > excess + SWITCHING:
+            return True
+        return num < MOST_MEASURED and gain > LEAST_EXPECTED
 
     def _most_promising(self, fit: _Fit, standing: _Standing) -> Assignment | None:
         """The assignment, of those never measured, with the largest expected gain; None if none pays."""
@@ -465,8 +466,12 @@ class _GroupSearch:
             own, other = _Forecast.of(curves[0] * unit_s), _Forecast.of(machine[0] * unit_s, MACHINE_SD)
             self._forecasts[len(self._observed())] = own, other
 
+    @property
+    def machine_weight(self) -> float:
+        """The machine's weight after all measurements so far; the curves have the rest."""
+        return self._weight(self._curves(setting for own in self._allowed() for setting in own))
+
     def _weight(self, curves: Curves) -> float:
-        """The machine's weight, from what both families foretold."""
         if not self._machine.is_fitted:
             return 0.0
         odds, num = 0.0, len(self._observed())
@@ -580,6 +585,6 @@ class Ours(GroupwiseTuner):
         def search(problem: GroupProblem) -> Search:
             machine = Machine(problem, seed=seed, pool=pool, surfaces=surfaces)
             earlier = None if warm is None else first_probe(warm, problem)
-            return _GroupSearch(problem, machine, earlier, job_measurements).run()
+            return GroupSearch(problem, machine, earlier, job_measurements).run()
 
         super().__init__(problems, search)
