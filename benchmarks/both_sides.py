@@ -8,7 +8,7 @@ of computation alone. Times come from our own simulator: `rates` (average rates,
 `blocks` (every wave of blocks, `tests/sim/block_dispatch.py`). It is the ground on which the carve-out's cost was
 modelled: this says what a search finds there, not what a GPU does.
 
-    collectives         model_based: channels and chunk, the computation untouched
+    collectives         ours:        channels and chunk, the computation untouched
     carve-out alone     NCCL's own choice with the carve-out that holds its channels, or the default: what is faster
     both sides          both_sides, guarded, carve-outs only
     with order          the same, launch order and stream priority allowed too
@@ -48,7 +48,7 @@ from lagom_overlap.sim import GroupSimulator
 from lagom_overlap.tuners.base import Tuner
 from lagom_overlap.tuners.both_sides import BothSides, channels_needed
 from lagom_overlap.tuners.guard import Guarded
-from lagom_overlap.tuners.model_based import ModelBased
+from lagom_overlap.tuners.ours import Ours
 from lagom_overlap.tuners.problem import Assignment, GroupProblem, Measurement
 from lagom_overlap.units import KIB
 from lagom_overlap.workload import Attention, CommOp, CompOp, Gemm, MemoryBound, OverlapGroup, Work
@@ -203,7 +203,7 @@ def _tuners(ground: Ground, seed: int) -> dict[str, Tuner]:
     plain = replace(ground.problem, launches=LaunchSpace())
     ordered = replace(ground.problem, launches=WITH_ORDER)
     return {
-        "collectives": ModelBased((plain,), seed=seed),
+        "collectives": Ours((plain,), seed=seed),
         "both sides": Guarded(BothSides((ground.problem,), seed=seed), (ground.problem,)),
         "with order": Guarded(BothSides((ordered,), seed=seed), (ordered,)),
     }

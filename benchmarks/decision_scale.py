@@ -1,4 +1,4 @@
-"""What one decision step of `model_based` costs where an iteration has many groups: tell and ask, on one core.
+"""What one decision step of `ours` costs where an iteration has many groups: tell and ask, on one core.
 
     python benchmarks/decision_scale.py --seed 1 --iterations 3 --shapes 1x8,50x1,50x8,50x16,1x64
 
@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lagom_overlap.collective import Collective, CollectiveKind
-from lagom_overlap.tuners.model_based import ModelBased
+from lagom_overlap.tuners.ours import Ours
 from lagom_overlap.tuners.problem import GroupProblem
 from lagom_overlap.workload import CommOp, CompOp, OverlapGroup
 from overlap_generator import DEFAULT, FORMS, FROZEN, SPACE, Draw, SimulatedGroup, _draw_body, _draw_wire, _shares
@@ -66,9 +66,9 @@ def yardstick_s() -> float:
     return time.process_time() - began
 
 
-def search(groups: list[SimulatedGroup], seed: int) -> tuple[ModelBased, list[float], list[float], list[int]]:
+def search(groups: list[SimulatedGroup], seed: int) -> tuple[Ours, list[float], list[float], list[int]]:
     """Searches all groups together: the tuner, each decision step in seconds and in yardsticks, the groups asked."""
-    tuner = ModelBased(tuple(group.problem for group in groups), seed=seed)
+    tuner = Ours(tuple(group.problem for group in groups), seed=seed)
     rng, by_name = Random(f"scale/{seed}"), {group.problem.group.name: group for group in groups}
     steps_s, yards, num_asked = [], [], []
     while (trial := tuner.ask()) is not None:

@@ -8,7 +8,7 @@ their order, so that clock ramps, steps and tails come as they came. A search le
 measurement takes the next iterations. Where a list ends it begins again, so its ramp comes back, which is worse than
 what was seen.
 
-Searches: Lagom, AutoCCL, `descent` and `model_based` as `lagom compare` runs them, unguarded; `bandit` as its authors
+Searches: Lagom, AutoCCL, and `ours` as `lagom compare` runs them, unguarded; `bandit` as its authors
 publish it (five rounds over its four arms, one iteration each, then the arm with the best mean), `ucb1` their first
 version (five arms with NCCL's own, fifteen iterations).
 
@@ -45,7 +45,7 @@ WINDOW: Final = ONLINE.window_steps
 """Iterations of a window of the verdict; the first one settles, the last one is not reported."""
 NULL: Final = {True: 0.08, False: 0.5}
 """By whether all GPUs are in one node: how far two measurements of the same setting lie apart there."""
-TUNERS: Final = ("default", "lagom", "autoccl", "descent", "model_based")
+TUNERS: Final = ("default", "lagom", "autoccl", "ours")
 BANDITS: Final = ("bandit", "ucb1")
 JUDGED: Final = ", judged"
 _BANDIT_ARMS: Final = (

@@ -1,7 +1,7 @@
 """Tuners side by side on real runs: default, best fixed setting, AutoCCL, Lagom, ours, paired; and the whole surface.
 
     python benchmarks/paired_tuners.py examples/overlaps/gloo_*.toml [--pairs 15] [--surface 3] [--searches 3]
-        [--guarded] [--tuners autoccl,lagom,model_based] [--round-seconds 120] [--out DIR] [--json]
+        [--guarded] [--tuners autoccl,lagom,ours] [--round-seconds 120] [--out DIR] [--json]
 
 Per job file, on one set of rank processes:
 
@@ -44,7 +44,7 @@ from lagom_overlap.verbs.compare import IterationTimes, measured_rounds, search
 from paired_rows import JobTable, Row, TunerRow, encoded, print_table, row_of
 from paired_surface import Sturdy, Surface, assignments_of, check_size, is_fixed, measure_surface, start_journal
 
-TUNERS: Final = ("autoccl", "lagom", "model_based")
+TUNERS: Final = ("autoccl", "lagom", "ours")
 FIXED_PASSES: Final = 2
 """Passes over the settings that are the same everywhere, where the whole surface is not asked for."""
 LEAST_ROUNDS: Final = 3

@@ -1,7 +1,7 @@
 """Tuners on recorded surfaces, many searches each: what they end with where the noise is a real machine's.
 
     python benchmarks/recorded_search.py examples/overlaps/gloo_fsdp.toml examples/overlaps/workers_moe.toml \
-        --surfaces benchmarks/results/surfaces --searches 100 --tuners model_based,lagom [--noise 1,0.3] [--json]
+        --surfaces benchmarks/results/surfaces --searches 100 --tuners ours,lagom [--noise 1,0.3] [--json]
 
 With two CSV files of the shared measured data instead, other people's surfaces are replayed (`measured_replay.py`):
 
@@ -46,7 +46,7 @@ from measured_rows import exit_code_of, report_named
 from recorded_world import Pass, World, read_surface
 from search_quality import WORSE, percentile_95
 
-TUNERS = ("default", "fixed_max", "random", "autoccl", "lagom", "descent", "model_based")
+TUNERS = ("default", "fixed_max", "random", "autoccl", "lagom", "ours")
 BARE = "+bare"
 MOST_NOISE = 100.0
 

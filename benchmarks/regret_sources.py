@@ -1,6 +1,6 @@
 """Where a tuner's regret on the second family of groups comes from: noise, knobs, the shape of what it asks for.
 
-    python benchmarks/regret_sources.py --seed 1001 --groups 40 [--tuner descent] [--num-comms 1,4,8] [--json]
+    python benchmarks/regret_sources.py --seed 1001 --groups 40 [--tuner ours] [--num-comms 1,4,8] [--json]
 
 Percent of the oracle's makespan, means over the groups of `measured_generator.py`, without the noise of what was told:
 
@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1001)
     parser.add_argument("--groups", type=count, default=40)
     parser.add_argument("--num-comms", type=numbers(int, 1), default=[1, 4, 8])
-    parser.add_argument("--tuner", default="descent")
+    parser.add_argument("--tuner", default="ours")
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args()
     for num_comms in chosen.num_comms:

@@ -32,7 +32,7 @@ from overlap_generator import SimulatedGroup, draw_group
 from search_quality import WORSE, all_tuners, build_tuner, percentile_95
 
 NOISE = 0.02
-TUNERS = ("model_based", "lagom+guard", "autoccl+guard")
+TUNERS = ("ours+guard", "lagom+guard", "autoccl+guard")
 Disturbance = Callable[[Measurement, int, Random], Measurement]
 
 

@@ -42,7 +42,7 @@ from lagom_overlap.tuners.verdict import PairedRatio
 from lagom_overlap.verbs.compare import measured_rounds
 from lagom_overlap.workload import OverlapGroup
 
-TUNERS: Final = ("model_based", "lagom", "autoccl")
+TUNERS: Final = ("ours", "lagom", "autoccl")
 LATE_SHAPES: Final = "late_shapes"
 CHANGES_AT: Final = 5
 LONGEST_S: Final = 900

@@ -1,11 +1,13 @@
 """How good and how cheap each tuner's search is, on random simulated groups whose best assignment is known.
 
-    python benchmarks/search_quality.py --groups 200 --seed 1 --noise 0,0.02,0.05 --num-comms 1,2,4,8 --json
+    python benchmarks/search_quality.py --groups 200 --seed 1,2,3 --noise 0,0.02,0.05 --num-comms 1,2,4,8 --json
 
 Regret is the noise-free makespan of what the tuner recommends over the oracle's, minus one (`overlap_generator.py` says
 what the groups are). Tuners run as published, unguarded; `NAME+guard` is the same inside `Guarded`; `optuna_gp` and
 `optuna_tpe` (pip install optuna) and `random` take as many measurements as their name says. A measurement is one told
-trial; `--generator measured` takes the groups of `measured_generator.py`. *Right kind* is the share of collectives that
+trial; `--generator measured` takes the groups of `measured_generator.py`, `producers` those of `producer_generator.py`
+(several by comma). A figure is the median over the seeds of each seed's mean or percentile.
+*Right kind* is the share of collectives that
 end with the algorithm and protocol of the oracle's assignment. The oracle is a multi-start coordinate search: a tuner
 that beats it has a negative regret.
 """
@@ -17,13 +19,14 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.metadata import entry_points
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from random import Random
-from statistics import fmean, quantiles
+from statistics import fmean, median, quantiles
 from typing import Any
 
 from rich.console import Console
@@ -32,16 +35,18 @@ from rich.table import Table
 
 import measured_generator
 import overlap_generator
+import producer_generator
 from lagom_overlap.tuners.base import Tuner
 from lagom_overlap.tuners.guard import Guarded
 from lagom_overlap.tuners.problem import Assignment
 from measured_generator import MeasuredGroup
 from overlap_generator import SPACE, SimulatedGroup
 
-GENERATORS = {"formula": overlap_generator, "measured": measured_generator}
+GENERATORS = {"formula": overlap_generator, "measured": measured_generator, "producers": producer_generator}
 GUARD = "+guard"
 GUARDED = ("lagom", "autoccl")
 OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ours_anytime": ("ours", {"job_measurements": 5000}),
     "lagom_lr": ("lagom", {"step": "lr"}),
     "random_40": ("random", {"num_measurements": 40}),
     "optuna_gp_10": ("optuna", {"method": "gp", "num_measurements": 10}),
@@ -70,6 +75,8 @@ class Run:
     num_measurements: int
     worse_than_default: bool
     right_kind_share: float
+    generator: str = "formula"
+    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,30 +159,30 @@ def do_task(task: Task) -> list[Run]:
         group = GENERATORS[task.generator].draw_group(task.seed, index, task.num_comms)
         oracle = group.oracle()
         for noise in task.noises:
-            runs += [run_tuner(name, group, oracle, seed=index, noise=noise) for name in task.tuners]
+            for name in task.tuners:
+                run = run_tuner(name, group, oracle, seed=index, noise=noise)
+                runs.append(replace(run, generator=task.generator, seed=task.seed))
     return runs
 
 
 def make_tasks(args: argparse.Namespace) -> list[Task]:
     """The work in pieces, the longest first; says what is left out."""
     tasks = []
-    for num_comms in sorted(args.num_comms, reverse=True):
+    for num_comms, generator, seed in product(sorted(args.num_comms, reverse=True), args.generator, args.seed):
         tuners = list(args.tuners)
         if "exhaustive" in tuners and len(SPACE) ** num_comms > EXHAUSTIVE_LIMIT:
             tuners.remove("exhaustive")
             num_assignments = f"{len(SPACE)}^{num_comms}"
             sys.stderr.write(f"exhaustive is left out for {num_comms} collectives: {num_assignments} assignments\n")
         for start in range(0, args.groups, GROUPS_PER_TASK):
-            indices = tuple(range(start, min(start + GROUPS_PER_TASK, args.groups)))
-            noises, names = tuple(args.noise), tuple(tuners)
             tasks.append(
                 Task(
-                    seed=args.seed,
-                    indices=indices,
+                    seed=seed,
+                    indices=tuple(range(start, min(start + GROUPS_PER_TASK, args.groups))),
                     num_comms=num_comms,
-                    noises=noises,
-                    tuners=names,
-                    generator=args.generator,
+                    noises=tuple(args.noise),
+                    tuners=tuple(tuners),
+                    generator=generator,
                 )
             )
     return tasks
@@ -198,23 +205,25 @@ def all_runs(tasks: list[Task], workers: int) -> Iterator[Run]:
 
 
 def summarise(runs: Iterable[Run], order: list[str]) -> list[dict[str, object]]:
-    """One row per (collectives, noise, tuner); shares and regrets are fractions."""
-    cells: dict[tuple[int, float, int], list[Run]] = {}
+    """One row per (generator, collectives, noise, tuner): medians over the seeds; shares and regrets are fractions."""
+    cells: dict[tuple[str, int, float, int], dict[int, list[Run]]] = {}
     for run in runs:
-        cells.setdefault((run.num_comms, run.noise, order.index(run.tuner)), []).append(run)
+        cell = cells.setdefault((run.generator, run.num_comms, run.noise, order.index(run.tuner)), {})
+        cell.setdefault(run.seed, []).append(run)
     rows: list[dict[str, object]] = []
-    for (num_comms, noise, place), cell in sorted(cells.items()):
-        regrets = [run.regret for run in cell]
+    for (generator, num_comms, noise, place), by_seed in sorted(cells.items()):
+        seeds = list(by_seed.values())
         rows.append(
             {
+                "generator": generator,
                 "tuner": order[place],
                 "num_comms": num_comms,
                 "noise": noise,
-                "mean_regret": fmean(sorted(regrets)),
-                "p95_regret": percentile_95(regrets),
-                "mean_measurements": fmean(run.num_measurements for run in cell),
-                "worse_than_default_share": fmean(run.worse_than_default for run in cell),
-                "right_kind_share": fmean(run.right_kind_share for run in cell),
+                "mean_regret": median(fmean(sorted(run.regret for run in cell)) for cell in seeds),
+                "p95_regret": median(percentile_95([run.regret for run in cell]) for cell in seeds),
+                "mean_measurements": median(fmean(run.num_measurements for run in cell) for cell in seeds),
+                "worse_than_default_share": median(fmean(run.worse_than_default for run in cell) for cell in seeds),
+                "right_kind_share": median(fmean(run.right_kind_share for run in cell) for cell in seeds),
             }
         )
     return rows
@@ -225,11 +234,11 @@ def percentile_95(values: list[float]) -> float:
     return quantiles(values, n=20, method="inclusive")[-1] if len(values) > 1 else values[0]
 
 
-def print_table(rows: list[dict[str, object]], generator: str) -> None:
+def print_table(rows: list[dict[str, object]]) -> None:
     """The rows for people, in percent."""
-    frozen = GENERATORS[generator].FROZEN
-    table = Table(title=f"search quality, generator {generator} ({frozen}), percent")
+    table = Table(title="search quality, percent")
     for column in (
+        "generator",
         "comms",
         "noise",
         "tuner",
@@ -242,10 +251,11 @@ def print_table(rows: list[dict[str, object]], generator: str) -> None:
         table.add_column(column, justify="left" if column == "tuner" else "right", no_wrap=column == "tuner")
     for row in rows:
         table.add_row(
+            f"{row['generator']} ({GENERATORS[str(row['generator'])].FROZEN})",
             f"{row['num_comms']}",
             f"{row['noise']:g}",
             f"{row['tuner']}",
-            f"{100 * float(str(row['mean_regret'])):.1f}",
+            f"{100 * float(str(row['mean_regret'])):.2f}",
             f"{100 * float(str(row['p95_regret'])):.1f}",
             f"{row['mean_measurements']:.1f}",
             f"{100 * float(str(row['worse_than_default_share'])):.0f}",
@@ -278,14 +288,17 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """The command line; exits with 2 on a bad one."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--groups", type=count, default=200, help="groups per number of collectives")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--generator", choices=sorted(GENERATORS), default="formula", help="whose groups")
+    parser.add_argument("--seed", type=numbers(int, 0), default=[1], help="seeds of groups, by comma")
+    parser.add_argument("--generator", default="formula", help=f"whose groups, by comma: {', '.join(GENERATORS)}")
     parser.add_argument("--noise", type=numbers(float, 0.0), default=[0.0, 0.02, 0.05], help="sigmas, by comma")
     parser.add_argument("--num-comms", type=numbers(int, 1), default=[1, 2, 4, 8], help="collectives, by comma")
     parser.add_argument("--tuners", default="all", help="all, or names by comma")
     parser.add_argument("--workers", type=count, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout, nothing else")
     args = parser.parse_args(argv)
+    args.generator = args.generator.split(",")
+    if strange := [name for name in args.generator if name not in GENERATORS]:
+        parser.error(f"unknown generator {strange[0]!r}; allowed: {', '.join(GENERATORS)}")
     known = all_tuners()
     packaged = [name for name in known if OPTIONS.get(name, (name, {}))[0] not in OUTSIDE]
     args.tuners = packaged if args.tuners == "all" else args.tuners.split(",")
@@ -300,9 +313,9 @@ def main(argv: list[str] | None = None) -> None:
     args = parse_arguments(argv)
     rows = summarise(all_runs(make_tasks(args), args.workers), args.tuners)
     if args.json:
-        print(json.dumps({"generator": args.generator, "rows": rows}, indent=1))
+        print(json.dumps({"rows": rows}, indent=1))
     else:
-        print_table(rows, args.generator)
+        print_table(rows)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What warm starts save and what wrong ones cost `model_based`: on the generator, and on NCCL's own choices simulated.
+"""What warm starts save and what wrong ones cost `ours`: on the generator, and on NCCL's own choices simulated.
 
     python benchmarks/warm_starts.py [generator] [ways] --groups 60 --num-comms 1,4 --noise 0.02 --seed 79 [--json]
 
@@ -31,7 +31,7 @@ from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.errors import SpaceError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.sim import GroupSimulator
-from lagom_overlap.tuners.model_based import ModelBased
+from lagom_overlap.tuners.ours import Ours
 from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Measurement, Outcome
 from lagom_overlap.tuners.warm_start import Earlier, ExpectedWay, WarmStart, Ways
 from lagom_overlap.units import KIB, MIB
@@ -65,7 +65,7 @@ class Found:
 
 def search(problem: GroupProblem, measure: Measure, *, seed: int, warm: WarmStart | None = None) -> Found:
     """One search to its end."""
-    tuner, runs, count = ModelBased((problem,), seed=seed, warm=warm), dict[Assignment, list[Measurement]](), 0
+    tuner, runs, count = Ours((problem,), seed=seed, warm=warm), dict[Assignment, list[Measurement]](), 0
     name = problem.group.name
     while (trial := tuner.ask()) is not None:
         outcome = measure(trial.assignments[name])

@@ -1,6 +1,6 @@
-/* liblagom_search.so: the model of the tuner `model_based`: its two curves, their fits, surrogates and the search on them.
+/* liblagom_search.so: the model of the machine in the tuner `ours`: its two curves, their fits, surrogates and the search on them.
  *
- * What is computed and why: src/lagom_overlap/tuners/model_based (model.py, surrogate.py); a second,
+ * What is computed and why: src/lagom_overlap/tuners/machine (model.py, surrogate.py); a second,
  * plain implementation in numpy stands in the tests. Here is only what is worth a compiler: an iteration of tens of
  * groups is planned within one step of training.
  *

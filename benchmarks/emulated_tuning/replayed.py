@@ -1,7 +1,7 @@
 """Searches and verdicts on a taped job instead of the running one: no process, no other load, many seeds in minutes.
 
     LAGOM_CUDA_PYTHON=PYTHON PYTHON benchmarks/emulated_tuning/replayed.py [NAME ...]
-        [--tuners lagom,descent] [--seeds 10] [--noise 0.02] [--toy] [--tapes FOLDER]
+        [--tuners lagom,ours] [--seeds 10] [--noise 0.02] [--toy] [--tapes FOLDER]
 
 `run.py` tunes the emulated job itself. Here its tape is run again for every window of the search, with other noise:
 groups, problems, probation, the study and its verdict are those of online tuning, and so are the numbers of steps.
@@ -271,7 +271,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(SETUPS)}")
     parser.add_argument(
-        "--tuners", default="descent", help="by comma; lagom:paper is mode = paper, lagom:printed as printed"
+        "--tuners", default="ours", help="by comma; lagom:paper is mode = paper, lagom:printed as printed"
     )
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--noise", type=float, default=0.02)

@@ -29,15 +29,13 @@ from lagom_overlap.collective import (
 from lagom_overlap.tuners.autoccl import AutoCcl
 from lagom_overlap.tuners.base import Problems, Trial, Tuner
 from lagom_overlap.tuners.both_sides import BothSides
-from lagom_overlap.tuners.descent import Descent
 from lagom_overlap.tuners.exhaustive import Exhaustive
 from lagom_overlap.tuners.fixed import Default, FixedMax, FixedMin, StaticCap
 from lagom_overlap.tuners.guard import Guarded
 from lagom_overlap.tuners.lagom import Lagom
-from lagom_overlap.tuners.model_based import ModelBased
+from lagom_overlap.tuners.ours import Ours
 from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Measurement, Outcome
 from lagom_overlap.tuners.random_search import RandomSearch
-from lagom_overlap.tuners.registry import OURS
 from lagom_overlap.tuners.threads_only import ThreadsOnly
 from lagom_overlap.workload import CommOp, CompOp, Gemm, OverlapGroup
 
@@ -56,9 +54,9 @@ TUNERS: dict[str, Make] = {
     "lagom by lr": lambda problems: Lagom(problems, seed=3, step="lr"),
     "lagom proportional": lambda problems: Lagom(problems, seed=3, ladder="proportional"),
     "random": lambda problems: RandomSearch(problems, seed=3),
-    "model_based": lambda problems: ModelBased(problems, seed=3),
+    "ours": lambda problems: Ours(problems, seed=3),
+    "ours in a long job": lambda problems: Ours(problems, seed=3, job_measurements=100),
     "both_sides": lambda problems: BothSides(problems, seed=3),
-    "descent": lambda problems: Descent(problems, seed=3),
     "both_sides of lagom": lambda problems: BothSides(problems, seed=3, inner="lagom"),
 }
 TUNERS |= {
@@ -300,9 +298,7 @@ def test_priorities_name_collectives_of_the_group_and_are_finite(make: Make) -> 
 def test_every_registered_tuner_is_in_this_suite() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
     registered = project["project"]["entry-points"]["lagom_overlap.tuners"]
-    named = {name: target for name, target in registered.items() if name != OURS}
-    assert set(named) <= set(TUNERS)
-    assert registered[OURS] in named.values()  # another name of one of them
+    assert set(registered) <= set(TUNERS)
     for target in registered.values():
         module, name = target.split(":")
         tuner = getattr(import_module(module), name)(JOBS["one value"], seed=1)

@@ -134,8 +134,8 @@ def test_the_comparison_has_a_row_per_tuner_in_order():
 
 def test_seven_tuners_and_the_whole_step_are_a_table_in_80_columns():
     slow = compare_row("fixed_min", makespan_s=7.79, speedup_over_default=0.108, regret_over_best=8.691, step_s=7.87)
-    fast = compare_row("model_based", makespan_s=0.804, speedup_interval=(1.038, 1.056), step_s=0.913)
+    fast = compare_row("ours", makespan_s=0.804, speedup_interval=(1.038, 1.056), step_s=0.913)
     lines = lines_of(compare_table([slow, fast], step_s=0.948))
     assert_fits(lines)
     assert lines[1].split() == ["fixed_min", "1", "7.79", "s", "0.108×", "-", "869.1", "%", "7.87", "s", "+730.2", "%"]
-    assert lines[2].startswith("model_based")
+    assert lines[2].startswith("ours")

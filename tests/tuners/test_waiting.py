@@ -7,9 +7,9 @@ import pytest
 
 from lagom_overlap.collective import Collective, CollectiveKind, CommConfig, ConfigSpace, Subspace
 from lagom_overlap.tuners.curves import Curves, Setting
-from lagom_overlap.tuners.descent import MOST_MEASURED, Descent
+from lagom_overlap.tuners.ours import MOST_MEASURED, Ours
 from lagom_overlap.tuners.problem import Assignment, GroupProblem, Measurement
-from lagom_overlap.tuners.waiting import Stream, makespans, replay
+from lagom_overlap.tuners.waiting import Stream, drawn_starts, makespans, replay
 from lagom_overlap.units import KIB, MIB
 from lagom_overlap.workload import CommOp, CompOp, Kernel, OverlapGroup
 
@@ -100,7 +100,7 @@ def test_what_is_played_kernel_by_kernel_is_predicted_and_how_collectives_start_
         assert curves.waits == waits
         unit_s = min(each.makespan_s for _, each in told)
         for one in (at(6, 6, 6, 6), at(8, 4, 8, 16), at(16, 16, 4, 4)):
-            expected = float(curves.expected(curves.places([one]), 0)[0]) * unit_s
+            expected = float(curves.draws(curves.places([one]))[0, 0]) * unit_s
             assert expected == pytest.approx(played(one, waits).makespan_s, rel=0.06)
 
 
@@ -108,7 +108,7 @@ def test_where_collectives_wait_the_search_gives_each_its_own_setting() -> None:
     space = ConfigSpace((Subspace(num_channels=CHANNELS),))
     default = at(8, 8, 8, 8)
     problem = GroupProblem(group=group(), spaces=(space,) * 4, default=default)
-    tuner, noise, num = Descent((problem,)), Random(3), 0
+    tuner, noise, num = Ours((problem,)), Random(3), 0
     while (trial := tuner.ask()) is not None:
         tuner.tell(trial, {"g": played(trial.assignments["g"], True, noise)})
         num += 1
@@ -124,4 +124,36 @@ def test_streams_that_are_not_known_or_too_long_are_none() -> None:
     assert Stream.of(known) is not None
     assert Stream.of(group(17)) is None
     held = OverlapGroup(name="g", computations=known.computations, comms=known.comms, starts_after=(0, 1, 1, 2))
-    assert Stream.of(held) is None
+    told = Stream.of(held)
+    assert told is not None
+    assert told.launches == (None,)
+
+
+def test_who_waits_is_found_from_makespans_and_taken_as_told() -> None:
+    """A computation of 10 s; the second collective begins at half of it: the stream ends at 5 + x_2."""
+    comm = np.array([[1.0, 7.0], [2.0, 9.0], [1.0, 6.5], [1.5, 8.0]])
+    comp, makespan = np.full(4, 10.0), np.maximum(10.0, 5.0 + comm[:, 1])
+    found = drawn_starts(comm, comp, makespan, sigma=0.01, gap=0.0, told=None, num=32)
+    assert found.shares[1] == pytest.approx(0.5, abs=0.1)
+    assert found.end(np.array([1.0, 8.5]), 10.0) == pytest.approx(13.5, rel=0.02)
+    told = drawn_starts(comm, comp, makespan, sigma=0.01, gap=0.0, told=np.array([[0.0, 0.5], [0.0, 0.9]]), num=32)
+    assert told.shares[1].tolist() == [0.5] * 32
+    alone = drawn_starts(comm, comp, np.maximum(10.0, comm.sum(axis=1)), sigma=0.01, gap=0.0, told=None, num=32)
+    assert alone.end(np.array([3.0, 9.0]), 10.0) == pytest.approx(12.0, rel=0.02)
+
+
+def test_a_stream_that_is_told_who_waits_is_played_with_the_wait() -> None:
+    """Three kernels of 1 s, as each is one wave on any GPU; a collective that waits for the second."""
+    kernels = tuple(
+        CompOp(name=f"k{i}", work=Kernel(num_blocks=8, blocks_per_sm=1, wave_s=1.0, block_bytes=1.0)) for i in range(3)
+    )
+    comms = (CommOp(name="c", collective=Collective(CollectiveKind.ALL_GATHER, 2**20, 4)),)
+    stream = Stream.of(OverlapGroup(name="g", computations=kernels, comms=comms, starts_after=(2,)))
+    assert stream is not None
+    assert stream.told == ((pytest.approx(2 / 3),),)
+    settings = [Setting(CommConfig(num_channels=n), n, 512 * KIB) for n in (8, 16)]
+    asked = [(at(8), Measurement(makespan_s=4.0, comp_s=3.0, comm_s=(2.0,)))]
+    asked.append((at(16), Measurement(makespan_s=3.5, comp_s=3.0, comm_s=(1.5,))))
+    curves = Curves(settings, asked, 0.002, stream=stream)
+    found = curves.draws(curves.places([at(8), at(16)]))[:, 0] * 3.5
+    assert found == pytest.approx([4.0, 3.5], rel=0.02), "at once they would end after 3 s"

@@ -83,7 +83,7 @@ def test_both_sides_are_searched_written_and_shown(tmp_path: Path, capsys: Any) 
 def test_it_ends_faster_than_the_same_search_of_the_collectives_alone(tmp_path: Path, capsys: Any) -> None:
     both = tuned(tmp_path, capsys)["best"]["makespan_s"]
     (tmp_path / "one").mkdir()
-    alone = tuned(tmp_path / "one", capsys, JOB, "--tuner", "model_based")
+    alone = tuned(tmp_path / "one", capsys, JOB, "--tuner", "ours")
     assert both < 0.99 * alone["best"]["makespan_s"]
     assert any("was not searched" in note for note in alone["notes"])
     assert alone["launches"]["ffn"] == {"sm_carveout": None, "order": None, "priority": None}
@@ -121,7 +121,7 @@ def test_a_job_started_from_the_run_is_told_the_carve_out(tmp_path: Path, capsys
     environment = {"PATH": os.environ["PATH"]}
     assert prepare(request, environment).environment["LAGOM_SM_CARVEOUT"] == str(carved)
     (tmp_path / "one").mkdir()
-    tuned(tmp_path / "one", capsys, JOB, "--tuner", "model_based")
+    tuned(tmp_path / "one", capsys, JOB, "--tuner", "ours")
     alone = LaunchRequest(
         command=("true",), mode=RunMode.FIXED, config=tmp_path / "one" / "run", out=tmp_path / "other"
     )

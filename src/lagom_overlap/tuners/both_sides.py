@@ -52,8 +52,7 @@ from lagom_overlap.tuners.registry import OURS, tuner_factory
 LEAST_GAIN: Final = 0.01
 """A setting of the computation's side that gains less is dropped. Chosen, not measured."""
 CONFIDENCE: Final = 1.8
-"""Standard errors by which a setting must be faster to be kept: one-sided 96% under normal noise, as in
-`model_based`."""
+"""Standard errors by which a setting must be faster to be kept: one-sided 96% under normal noise."""
 MOST_REPEATS: Final = 4
 """Measurements of one arm in a comparison at most. Bounds its cost; chosen, not measured."""
 LEAST_S: Final = 1e-12

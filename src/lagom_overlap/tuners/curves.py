@@ -5,6 +5,7 @@ Ours, not a paper's. A measurement of an assignment c_1 ... c_N gives N + 2 time
     x_j(c) = exp(l_j + f(c))                         communication: one f for all collectives of a group, a level each
     Y      = Y_0 + sum_j o_j rho(c_j)                what runs next to a collective for o_j seconds loses rho of them
     Z      = max(Y, sum_j x_j + g) exp(d)            g: where exposed, what the sum lacks; d: what both curves miss
+                                                     (at once; if some wait for producers s_k Y + x_k + ... + x_N)
 
 f and rho are functions of the kind (algorithm, protocol, transport), log2 channels and log2 chunk: trends plus a smooth
 remainder, no formula of a link or a GPU. d is a process over assignments, with a part for each assignment alone. A knob
@@ -18,15 +19,18 @@ relative to each other, and its makespan without the factor.
 
 Where the group's kernels are known (a trace, a job of kernels), collectives may also wait for kernels to end
 (`waiting.py`); the likelier way to start counts. Then f is learned from the times without their waits, and Z is
-simulated kernel by kernel. Where the other times agree with a makespan, it is read twice: where communication ends
-last, their sum is less noisy than Z.
+simulated kernel by kernel. Else collectives may wait for their producers, until a share s_j of the computation is done:
+told by the group, or drawn and weighed by the measured makespans; Z is the end of both streams, played through.
+
+A makespan is read twice where the other times agree with it: where communication ends last, their sum is less noisy
+than Z.
 
 The widths of the priors are round numbers for any GPU and network: twice the channels take 0.73 of the time, give or
 take a factor of 1.3; a computation loses up to a third to the most channels (0.25, give or take 0.2; 20 products on an
 MI300X lose 0.07 on average to 32 of its CUs, with a deviation of 0.11 between them). They were chosen, not fitted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import log
@@ -39,7 +43,7 @@ import numpy.typing as npt
 from lagom_overlap.collective import CommConfig
 from lagom_overlap.tuners.gaussian_process import JITTER, NUM_DRAWS, Data, Root, Slow
 from lagom_overlap.tuners.problem import Assignment, Measurement
-from lagom_overlap.tuners.waiting import Replayed, Stream, makespans, replay
+from lagom_overlap.tuners.waiting import Replayed, Stream, drawn_starts, makespans, replay
 
 Floats = npt.NDArray[np.float64]
 Places = npt.NDArray[np.intp]
@@ -65,6 +69,8 @@ WAITING_COST: Final = 3.0
 """How much more likely (in log) waiting must make the data before it is assumed."""
 MOST_LOST: Final = 0.8
 """The largest share of its speed that a kernel may lose next to a collective; keeps predictions finite."""
+LATE: Final = 0.02
+"""The share of the computation from which a collective counts as waiting for its producer. Chosen."""
 AGREEING: Final = 6.0
 """Standard errors within which two readings of a makespan count as readings of the same time."""
 
@@ -85,6 +91,7 @@ class _Fit:
 
     likely: float
     sigma: float
+    misfit: float
     slow: Slow
     comm: Data
     comp: Data
@@ -111,8 +118,9 @@ class Curves:
         *,
         stream: Stream | None = None,
         slowed: Sequence[float] = (),
+        like: "Curves | None" = None,
     ) -> None:
-        """`slowed` is what an earlier fit said of the first measurements."""
+        """`slowed` is what an earlier fit said of the first measurements; `like` chose the widths of these ones."""
         self.settings = {setting.config: setting for setting in settings}
         self._index = {config: place for place, config in enumerate(self.settings)}
         self._size = len(settings)
@@ -131,12 +139,21 @@ class Curves:
         self._stream = stream
         self._kernels: Floats | None = None
         self._priors(settings)
-        self._fit(SIGMAS if sigma is None else (sigma,))
+        if like is not None:
+            self._kernels = like._kernels
+            self._fit((like.sigma,), (like._misfit,))
+        else:
+            self._fit(SIGMAS if sigma is None else (sigma,), None)
 
     @property
     def sigma(self) -> float:
         """The noise of one measurement's times, as a share of them."""
         return self._sigma
+
+    @property
+    def unit_s(self) -> float:
+        """The shortest measured makespan in seconds, the unit of all draws."""
+        return self._unit_s
 
     def slowed(self, number: int) -> float:
         """The factor by which a measurement was slow as a whole; 1 if it was not."""
@@ -145,6 +162,19 @@ class Curves:
     def places(self, assignments: Sequence[Assignment]) -> Places:
         """The assignments by their settings' places."""
         return np.array([[self._index[config] for config in each] for each in assignments], dtype=np.intp)
+
+    def indices(self, configs: Iterable[CommConfig]) -> list[int]:
+        """The places of configurations."""
+        return [self._index[config] for config in configs]
+
+    def assignment(self, places: Places) -> Assignment:
+        """The configurations at one place per collective."""
+        configs = list(self.settings)
+        return tuple(configs[place] for place in places)
+
+    def begins_late(self, j: int) -> bool:
+        """Whether a collective seems to wait for its producer."""
+        return bool(self._starts.shares[j, 0] > LATE)
 
     def draws(self, places: Places) -> Floats:
         """Makespans over the shortest measured one (assignments, draws): the expected one first, then draws."""
@@ -158,10 +188,21 @@ class Curves:
         result: Floats = makespans * np.exp(mean[:, None] + np.sqrt(variance)[:, None] * self._offsets[None])
         return result
 
-    def expected(self, places: Places, draw: int) -> Floats:
-        """Makespans over the shortest measured one, by the curves of one draw; draw 0 is their mean."""
-        solved = np.linalg.solve(self._missed_root, self._missed_of(self._told, places, self._missed))
-        return np.asarray(self._by_curves(places, slice(draw, draw + 1))[:, 0] * np.exp(solved.T @ self._missed_values))
+    def expected(self, places: Places, draws: Places) -> Floats:
+        """Makespans over the shortest measured one, each row by the curves of its own draw; draw 0 is their mean.
+
+        What both curves miss is left out.
+        """
+        if self._kernels is not None:
+            result = np.empty(len(places))
+            for draw in np.unique(draws).tolist():
+                result[draws == draw] = self._by_curves(places[draws == draw], slice(draw, draw + 1))[:, 0]
+            return result
+        row = np.arange(places.shape[1])
+        logs = self._f[places, draws[:, None]] + self._levels[self._class_of[row][None], draws[:, None]]
+        comm = np.exp(np.clip(logs + self._log_share[None], -20.0, 8.0))
+        alone, starts = np.maximum(self._rho[-1, draws], 1e-9), self._starts.shares[:, draws]
+        return _walked(comm.T, self._rho[places, draws[:, None]].T, alone, starts, self._starts.gaps[draws])
 
     def _priors(self, settings: Sequence[Setting]) -> None:
         channels = np.log2([setting.num_channels for setting in settings])
@@ -258,16 +299,18 @@ class Curves:
                 exposed = max(0.0, exposed - row.comm[j])
         return Replayed(took, took, beside, np.zeros_like(took))
 
-    def _fit(self, sigmas: Sequence[float]) -> None:
-        misfits = MISFITS if self._told.shape[1] > 1 else MISFITS[:1]
-        if self._stream is not None:
+    def _fit(self, sigmas: Sequence[float], chosen: Sequence[float] | None) -> None:
+        misfits: Sequence[float] = MISFITS if self._told.shape[1] > 1 else MISFITS[:1]
+        if chosen is not None:
+            misfits = chosen
+        elif self._stream is not None:
             launches, middle = self._stream.launches, misfits[len(misfits) // 2]
             likely = [self._fit_launch(launch, sigmas[-1:], (middle,)).likely for launch in launches]
             likely = [each - (0.0 if one is None else WAITING_COST) for each, one in zip(likely, launches, strict=True)]
             self._kernels = launches[int(np.argmax(likely))]
             self._stream = self._stream.narrowed(likely)
         fit = self._fit_launch(self._kernels, sigmas, misfits)
-        self._sigma = fit.sigma
+        self._sigma, self._misfit = fit.sigma, fit.misfit
         self._slowed, self._slowed_variance = fit.slow.factors()
         random = np.random.default_rng(len(self._rows))
         first = len(fit.comm.values)
@@ -320,7 +363,9 @@ class Curves:
         for sigma, misfit in product(sigmas, misfits):
             noise = np.concatenate([errors * sigma**2 + waited + misfit**2, (sigma * observed_comp) ** 2 + 0.005**2])
             slow = Slow(covariance + np.diag(noise), values, wholes)
-            fits.append(_Fit(slow.log_likelihood - 0.3 * abs(log(sigma / 0.02)) + wait, sigma, slow, comm, comp))
+            fits.append(
+                _Fit(slow.log_likelihood - 0.3 * abs(log(sigma / 0.02)) + wait, sigma, misfit, slow, comm, comp)
+            )
         return max(fits, key=lambda each: each.likely)
 
     def _fit_missed(self) -> None:
@@ -328,6 +373,17 @@ class Curves:
         least = 1 + max(0.02, 3 * self._sigma)
         exposed = [row.makespan - float(row.comm.sum()) for row in kept if row.makespan > least * row.comp]
         self._gap = max(0.0, float(np.median(exposed))) if exposed else 0.0
+        told = None if self._stream is None or not self._stream.told else np.array(self._stream.told)
+        kept = kept or self._rows
+        self._starts = drawn_starts(
+            np.array([row.comm for row in kept]),
+            np.array([row.comp for row in kept]),
+            np.array([row.makespan for row in kept]),
+            sigma=self._sigma,
+            gap=self._gap,
+            told=told,
+            num=NUM_DRAWS,
+        )
         readings = [self._reading(row) for row in self._rows]
         self._readings = np.array([value for value, _ in readings]) - self._slowed
         variances = np.array([variance for _, variance in readings])
@@ -346,7 +402,7 @@ class Curves:
         Where communication ends last, its times add up to the makespan; otherwise the computation's time is the
         makespan. A second reading that disagrees beyond the noise (collectives that were issued later) is left out.
         """
-        observed, end = log(row.makespan), float(row.comm.sum()) + self._gap
+        observed, end = log(row.makespan), self._starts.end(row.comm, row.comp)
         other, variance = log(max(row.comp, end, 1e-9)), self._sigma**2
         if end > row.comp:
             variance *= float((row.comm**2).sum()) / end**2
@@ -360,6 +416,11 @@ class Curves:
         return float(np.exp(self._readings[number]) * self._unit_s)
 
     @property
+    def may_wait(self) -> bool:
+        """Whether collectives seem to wait for kernels or for their producers."""
+        return self.waits or bool((self._starts.shares[:, 0] > 0).any())
+
+    @property
     def waits(self) -> bool:
         """Whether collectives seem to wait for kernels to end."""
         return self._kernels is not None
@@ -371,10 +432,7 @@ class Curves:
 
     def _kernel_of(self, one: Places, other: Places) -> Floats:
         """The mean over the collectives."""
-        result = np.zeros((len(one), len(other)))
-        for j in range(one.shape[1]):
-            result += self._missed_kernel[np.ix_(one[:, j], other[:, j])]
-        return np.asarray(result / one.shape[1])
+        return np.asarray(self._missed_kernel[one[:, None, :], other[None, :, :]].mean(axis=2))
 
     def _missed_of(self, one: Places, other: Places, missed: float) -> Floats:
         alike = (one[:, None, :] == other[None, :, :]).all(axis=2)
@@ -388,14 +446,27 @@ class Curves:
         if self._kernels is not None:
             alone = self._kernels[:, None] * np.maximum(rho[-1], 1e-9) / self._kernels.sum()
             return makespans(alone, np.clip(rho[places], 0.0, MOST_LOST), comm, self._nearby[which])
-        total = comm.sum(axis=1)
-        lost = (comm * np.clip(rho[places], 0.0, 3.0)).sum(axis=1)
-        alone = np.maximum(rho[-1][None], 0.0)
-        end, share = total + self._gap, lost / total
-        hidden = alone + lost
-        covered = np.maximum((alone - self._gap * share) / np.maximum(1.0 - share, 0.2), alone)
-        comp = np.where(end <= hidden, hidden, np.minimum(hidden, covered))
-        return np.asarray(np.maximum(comp, end))
+        alone, starts = np.maximum(rho[-1][None], 1e-9), self._starts.shares[:, which]
+        return _walked(
+            np.moveaxis(comm, 1, 0), np.moveaxis(rho[places], 1, 0), alone, starts[:, None], self._starts.gaps[which]
+        )
+
+
+def _walked(comm: Floats, lost: Floats, alone: Floats, starts: Floats, gap: Floats) -> Floats:
+    """When both streams have ended: an in-order stream of collectives, the first axis, next to a computation.
+
+    Collective j begins when the one before has ended and the share `starts[j]` of the computation, which takes `alone`,
+    is done. While it runs, for `comm[j]`, the computation loses the share `lost[j]` of its speed.
+    """
+    now = done = np.zeros(comm.shape[1:])
+    rates = 1.0 - np.clip(lost, 0.0, MOST_LOST)
+    comp = np.zeros(now.shape)
+    for took, rate, start in zip(comm, rates, starts, strict=True):
+        wait = np.maximum(0.0, start * alone - done)
+        now, done = now + wait, done + wait
+        comp = np.where(done < alone, now + np.minimum(took, (alone - done) / rate), comp)
+        now, done = now + took, np.minimum(alone, done + took * rate)
+    return np.asarray(np.maximum(comp + (alone - done), now + gap))
 
 
 def expected_gain(candidates: Floats, incumbent: Floats) -> Floats:

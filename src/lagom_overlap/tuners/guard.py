@@ -196,22 +196,18 @@ def make_tuner(
     options: Mapping[str, object],
     guarded: bool,
     warm: WarmStart | None = None,
-    online: bool = False,
 ) -> Tuner:
     """The tuner of that name over these problems, inside the guard if `guarded`, begun by `warm` if given.
-
-    `online`: a training job runs it while it trains.
 
     Raises:
         UnknownNameError: if there is none.
         JobError: if it has no such option, or the option's value is of another type or not allowed.
     """
-    factory = tuner_factory(name, online=online)
+    factory = tuner_factory(name)
     checked = checked_options(factory, name, options)
     try:
         begin = {} if warm is None else {"warm": warm}
         tuner = cast("Tuner", factory(problems, seed=seed, **checked, **begin))
     except ValueError as error:
         raise JobError(f"tune.options of tuner {name!r}: {error}") from None
-    guards_itself = getattr(factory, "guards_itself", False)  # the default was raced already: not a second time
-    return Guarded(tuner, problems) if guarded and not guards_itself else tuner
+    return Guarded(tuner, problems) if guarded else tuner

@@ -75,6 +75,18 @@ class Place:
         """A message that goes in one piece cut into slices of a quarter, on twice the channels; others unchanged."""
         return self.chunk_times(1 / 4).channels_times(2) if self.is_in_one_piece else self
 
+    def as_default(self, space: ConfigSpace, config: CommConfig) -> CommConfig:
+        """The configuration with those knobs left to the engine that the default leaves and that equal its own."""
+        if space.subspace_of(config) != self.subspace:
+            return config
+        left = {
+            knob: None
+            for knob in RESOURCE_KNOBS
+            if getattr(self.default, knob) is None and getattr(config, knob) == getattr(self.own, knob)
+        }
+        moved = replace(config, **left)
+        return self.default if all(getattr(moved, k) == getattr(self.default, k) for k in RESOURCE_KNOBS) else moved
+
     def is_counted_from_the_most(self, moved: "Place") -> bool:
         """Whether a move to another place started from the largest value because the default's is not known."""
         ends = (
@@ -153,11 +165,10 @@ def settings_of(way: Subspace, start: Place) -> list[Setting]:
     return [setting_of(config, way, start) for config in configs]
 
 
-def is_near(setting: Setting, other: Setting) -> bool:
-    """Whether two settings of one kind are at most a step down apart in either knob."""
-    apart = (setting.num_channels / other.num_channels, setting.chunk_bytes / other.chunk_bytes)
-    is_alike = (setting.config.algorithm, setting.config.protocol) == (other.config.algorithm, other.config.protocol)
-    return is_alike and all(1 / most <= each <= most for each, most in zip(apart, FARTHEST, strict=True))
+def between(space: ConfigSpace, share: float) -> CommConfig:
+    """The configuration at a share of each knob's values, of the first algorithm and protocol."""
+    first = space.subspaces[0]
+    return first.at(tuple(round(share * (len(axis) - 1)) for axis in first.axes))
 
 
 def _of_way(way: Subspace) -> CommConfig:

@@ -8,21 +8,18 @@ from lagom_overlap.errors import JobError
 from lagom_overlap.registry import TUNERS, entry_point_names, load
 
 OURS: Final = "ours"
-"""The default tuner of `tune`, online, `compare`, `both_sides`, traces and warm starts."""
-IN_A_RUNNING_JOB: Final = {OURS: "descent"}
-"""What a name means in a running job: there a search starts from the job's own settings, because each measurement
-costs training steps."""
+"""The default tuner of `tune`, online, `compare`, `both_sides`, traces and warm starts: `tuners/ours.py`."""
 DEFAULT_MEASUREMENTS: Final = 40
 """The budget of a search if neither job nor tuner names one. Chosen, not measured."""
 
 
-def tuner_factory(name: str, *, online: bool = False) -> Callable[..., Any]:
-    """The factory of the tuner of that name; with `online` the one for a running job.
+def tuner_factory(name: str) -> Callable[..., Any]:
+    """The factory of the tuner of that name.
 
     Raises:
         UnknownNameError: if there is none.
     """
-    return load(TUNERS, "tuner", IN_A_RUNNING_JOB.get(name, name) if online else name)
+    return load(TUNERS, "tuner", name)
 
 
 def check_tuner_name(name: str) -> None:
@@ -52,13 +49,13 @@ def search_measurements(budget: int | None, name: str) -> int:
     return int(getattr(tuner_factory(name), "own_measurements", DEFAULT_MEASUREMENTS)) if budget is None else budget
 
 
-def takes_warm_start(name: str, *, online: bool = False) -> bool:
+def takes_warm_start(name: str) -> bool:
     """Whether a tuner takes a warm start from other runs.
 
     Raises:
         UnknownNameError: if there is none of that name.
     """
-    return "warm" in inspect.signature(tuner_factory(name, online=online)).parameters
+    return "warm" in inspect.signature(tuner_factory(name)).parameters
 
 
 def check_takes_warm_start(*names: str) -> None:

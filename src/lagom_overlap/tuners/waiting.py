@@ -7,7 +7,7 @@ their speed next to a moving collective; a collective takes `nearby` times as lo
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, sqrt
 from typing import Final
 
@@ -30,6 +30,10 @@ MOST_LAUNCHES: Final = 4
 """Ways to start that are kept after a fit. Bounds the computation."""
 LEAST_MOVED: Final = 0.05
 """The share of a collective's measured time that is never counted as waiting; keeps logarithms finite."""
+NUM_PARTICLES: Final = 2048
+"""Starts that are drawn before the measurements choose among them. Bounds the computation."""
+START_ERROR: Final = 0.01
+"""How far a makespan from measured times and starts is off, as a share: losses are not spread evenly. Chosen."""
 Floats = npt.NDArray[np.float64]
 
 
@@ -38,17 +42,19 @@ class Stream:
     """A group's two streams before anything is measured.
 
     `shares` are the collectives' shares of the bytes on the wire. `launches` are the ways in which they may start: at
-    once (None), or behind kernels, given by the kernels' shares of the computation for one SM count.
+    once (None), or behind kernels, given by the kernels' shares of the computation for one SM count. `told` are shares
+    of the computation before which the collectives do not start, for each SM count, where the group says so.
     """
 
     shares: tuple[float, ...]
     launches: tuple[Floats | None, ...]
+    told: tuple[tuple[float, ...], ...] = ()
 
     @classmethod
     def of(cls, group: OverlapGroup) -> "Stream | None":
         """The streams of a group; None if a kernel is unknown, or there are too many kernels or collectives."""
         kernels = [op.work for op in group.computations if isinstance(op.work, Kernel)]
-        is_known = len(kernels) == len(group.computations) and not any(group.starts_after)
+        is_known = len(kernels) == len(group.computations)
         if not is_known or not 1 < len(kernels) <= MOST_KERNELS or len(group.comms) > MOST_COMMS:
             return None
         times = {
@@ -57,12 +63,19 @@ class Stream:
         }
         sizes = [comm.collective.wire_bytes for comm in group.comms]
         shares = tuple(size / sum(sizes) for size in sizes)
-        return cls(shares, (None, *(np.array(each) / sum(each) for each in sorted(times))))
+        by_count = [np.array(each) / sum(each) for each in sorted(times)]
+        if not any(group.starts_after):
+            return cls(shares, (None, *by_count))
+        # Who waits for a producer is known; that it also waits behind a kernel is not looked at then.
+        ends = [np.concatenate([[0.0], np.cumsum(each)]) for each in by_count]
+        return cls(shares, (None,), tuple(tuple(end[list(group.starts_after)].tolist()) for end in ends))
 
     def narrowed(self, likely: Sequence[float]) -> "Stream":
         """The stream with the likeliest ways to start only, given the logarithms of their likelihoods."""
         least = max(max(likely) - LEAST_LIKELY, sorted(likely)[-MOST_LAUNCHES:][0])
-        return Stream(self.shares, tuple(each for each, one in zip(self.launches, likely, strict=True) if one >= least))
+        return replace(
+            self, launches=tuple(each for each, one in zip(self.launches, likely, strict=True) if one >= least)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,3 +168,48 @@ def makespans(kernels: Floats, lost: Floats, alone: Floats, nearby: Floats) -> F
             result[at] = now[is_done] + work[is_done] / slower[at] + tail[at, j[is_done] + 1]
             rows, i, j, now, left, work, waits = (each[kept] for each in (rows, i, j, now, left, work, waits))
     return result.reshape(count, num_draws)
+
+
+@dataclass(frozen=True, slots=True)
+class Starts:
+    """When collectives may begin, as draws: shares of the computation (collectives, draws), and gaps (draws,).
+
+    The first draw is the likeliest. A gap is what an exposed stream takes beyond its collectives.
+    """
+
+    shares: Floats
+    gaps: Floats
+
+    def end(self, comm: Floats, comp: float) -> float:
+        """When an in-order stream of measured times has ended, by the likeliest draw."""
+        tails = np.cumsum(comm[::-1])[::-1]
+        return float((self.shares[:, 0] * comp + tails).max() + self.gaps[0])
+
+
+def drawn_starts(
+    comm: Floats, comp: Floats, makespan: Floats, *, sigma: float, gap: float, told: Floats | None, num: int
+) -> Starts:
+    """Draws from what the measurements leave open of when collectives begin.
+
+    Measured times are (measurements, collectives) and (measurements,), their noise `sigma` as a share. Collective k
+    begins at s_k of the computation Y at the earliest, so the stream ends at the latest of s_k Y + x_k + ... + x_N.
+    `told` holds candidates (candidates, collectives) where the group says who waits for whom. Else a candidate waits
+    for nobody and has the gap, or has each collective wait or not, and both sorts are as likely beforehand.
+    """
+    random, num_comms = np.random.default_rng(len(comm)), comm.shape[1]
+    if told is None:
+        shape = NUM_PARTICLES, num_comms
+        waiting = random.random(shape) * (random.random(shape) < 0.5)
+        shares, gaps = np.concatenate([np.zeros((1, num_comms)), waiting]), np.append(gap, np.zeros(NUM_PARTICLES))
+        prior = np.append(NUM_PARTICLES, np.ones(NUM_PARTICLES))
+    else:
+        shares, gaps, prior = told, np.zeros(len(told)), np.ones(len(told))
+    tails = np.cumsum(comm[:, ::-1], axis=1)[:, ::-1]
+    ends = (shares[:, None, :] * comp[None, :, None] + tails[None]).max(axis=2) + gaps[:, None]
+    off = np.log(np.maximum(ends, comp[None]) / makespan[None])
+    likely = -0.5 * (off**2).sum(axis=1) / (2 * sigma**2 + START_ERROR**2)
+    weights = prior * np.exp(likely - likely.max())
+    chosen = random.choice(len(weights), size=num, p=weights / weights.sum())
+    waits_for_nobody = told is None and weights[0] > weights.sum() / 2
+    chosen[0] = 0 if waits_for_nobody else int(np.argmax(likely))
+    return Starts(shares[chosen].T, gaps[chosen])

@@ -8,7 +8,7 @@
     TRACE               profiler traces (a file, or a folder of them): groups with the same collectives are tuned on the
                         model fitted to the trace first
 
-None of it is believed without measurements of this run (`tuners/model_based/tuner.py`).
+None of it is believed without measurements of this run (`tuners/machine/lessons.py`).
 """
 
 from collections.abc import Callable
@@ -188,7 +188,7 @@ def _rehearsed(
     problems: Problems, measure: Callable[[GroupProblem, Assignment], Outcome], seed: int
 ) -> tuple[Earlier, ...]:
     """Tunes the groups where nothing has to be run; what was asked there and what it ended with."""
-    tuner = make_tuner(OURS, problems, seed=seed, options={"effort": "quick"}, guarded=False)
+    tuner = make_tuner(OURS, problems, seed=seed, options={}, guarded=False)
     named = {problem.group.name: problem for problem in problems}
     runs: dict[str, dict[Assignment, tuple[Measurement, ...]]] = {name: {} for name in named}
     while (trial := tuner.ask()) is not None:

@@ -195,7 +195,7 @@ class Search:
 def study_factory(options: OnlineOptions) -> StudyFactory:
     """The factory of the studies of the options' tuner."""
     launches = LaunchSpace(sm_carveouts=options.sm_carveouts, scope=LaunchScope.STEP)
-    takes_warm = takes_warm_start(options.tuner, online=True)
+    takes_warm = takes_warm_start(options.tuner)
 
     def make(problems: Problems, warm: WarmStart | None) -> Study:
         problems = tuple(replace(problem, launches=launches) for problem in problems)
@@ -207,7 +207,6 @@ def study_factory(options: OnlineOptions) -> StudyFactory:
             seed=options.seed,
             options=options.tuner_options,
             guarded=True,
-            online=True,
             warm=warm if takes_warm else None,
         )
         return Study(problems, tuner, seed=options.seed, num_pairs=options.num_pairs)

@@ -1,4 +1,4 @@
-"""The models inside `model_based`: forms, fits and surrogates, against closed forms and a plain implementation."""
+"""The models of the machine: forms, fits and surrogates, against closed forms and a plain implementation."""
 
 from dataclasses import replace
 from itertools import product
@@ -7,13 +7,13 @@ from random import Random
 import numpy as np
 import pytest
 from foreign_overlap import CHANNELS, CHUNKS, DEFAULT, SPACE, overlap
-from model_based_reference import Beside, Pace, comm_times, finish_times, fit, fit_body, fit_wire
-from model_based_reference import Surrogate as PlainSurrogate
-from model_based_reference import Wires as PlainWires
+from machine_reference import Beside, Pace, comm_times, finish_times, fit, fit_body, fit_wire
+from machine_reference import Surrogate as PlainSurrogate
+from machine_reference import Wires as PlainWires
 from toy_overlap import problem
 
-from lagom_overlap.collective import Algorithm, ConfigSpace, Protocol, Subspace
-from lagom_overlap.tuners.model_based.model import (
+from lagom_overlap.collective import Algorithm, CommConfig, ConfigSpace, Protocol, Subspace, Transport
+from lagom_overlap.tuners.machine.model import (
     HOST_TOLL,
     MISFITS,
     NUM_PARAMS,
@@ -26,8 +26,8 @@ from lagom_overlap.tuners.model_based.model import (
     compute_model_of,
     wire_prior,
 )
-from lagom_overlap.tuners.model_based.posterior import Pool, Posterior, first_posterior
-from lagom_overlap.tuners.model_based.search_space import (
+from lagom_overlap.tuners.machine.posterior import Lesson, Pool, Posterior, first_posterior
+from lagom_overlap.tuners.machine.search_space import (
     Floats,
     Record,
     Surfaces,
@@ -35,8 +35,9 @@ from lagom_overlap.tuners.model_based.search_space import (
     lattice_of,
     record_of,
     search_space_of,
+    usual,
 )
-from lagom_overlap.tuners.model_based.surrogate import Allocation, Surrogate
+from lagom_overlap.tuners.machine.surrogate import Allocation, Surrogate
 from lagom_overlap.tuners.problem import Measurement
 from lagom_overlap.workload import CompOp, Kernel
 
@@ -321,3 +322,78 @@ def test_what_steps_at_a_number_of_channels_is_expected_at_every_chunk_of_it() -
     assert moved[0] > 0.95
     assert moved[1] > 0.7
     assert moved[2] < 0.5
+
+
+def test_what_a_group_learns_moves_the_prior_of_another_but_not_its_own() -> None:
+    prior = Prior(np.zeros(2), np.ones(2))
+    pool = Pool()
+    pool.learn("wire", "a", Lesson(precision=np.array([100.0, 1e-9]), mean=np.array([0.5, 9.0]), prior_sd=np.ones(2)))
+    assert pool.prior("wire", "a", prior) is None
+    assert pool.prior("another wire", "b", prior) is None
+    taught = pool.prior("wire", "b", prior)
+    assert taught is not None
+    # Weight 1 / (1/100 + 1/16) against the prior's 1.
+    weight = 1 / (0.01 + 0.0625)
+    assert taught.mean[0] == pytest.approx(0.5 * weight / (1 + weight))
+    assert taught.mean[1] == pytest.approx(0.0, abs=1e-6)
+    assert taught.sd[0] < 0.4
+    assert taught.sd[1] == pytest.approx(1.0)
+
+
+def test_a_groups_prior_holds_what_the_others_know_now_and_nothing_of_its_own() -> None:
+    prior, rng = Prior(np.zeros(2), np.ones(2)), np.random.default_rng(1)
+
+    def lesson() -> Lesson:
+        return Lesson(precision=rng.uniform(1, 50, 2), mean=rng.normal(size=2), prior_sd=np.ones(2))
+
+    last = {name: lesson() for name in "abc"}
+    pool, others = Pool(), Pool()
+    for name in "abcabc":
+        pool.learn("wire", name, lesson())
+    for name, each in last.items():
+        pool.learn("wire", name, each)
+    for name in "bc":
+        others.learn("wire", name, last[name])
+    found, expected = pool.prior("wire", "a", prior), others.prior("wire", "new", prior)
+    assert found is not None
+    assert expected is not None
+    assert found.mean == pytest.approx(expected.mean, rel=1e-9)
+    assert found.sd == pytest.approx(expected.sd, rel=1e-9)
+
+
+def test_a_huge_space_is_thinned_and_keeps_its_ends_and_the_default() -> None:
+    default = CommConfig(num_channels=37, num_threads=320, chunk_bytes=2048 * 77)
+    space = ConfigSpace(
+        (
+            Subspace(
+                num_channels=tuple(range(1, 129)),
+                num_threads=tuple(range(96, 641, 32)),
+                chunk_bytes=tuple(2048 * k for k in range(1, 1025)),
+            ),
+        )
+    )
+    lattice = lattice_of(space, default, [(None, None, None)])
+    assert len(lattice) < 600
+    assert default in lattice.place
+    assert {config.num_channels for config in lattice.configs} >= {1, 128, 37}
+    assert {config.num_threads for config in lattice.configs} == {320}
+    assert all(config in space for config in lattice.configs)
+
+
+def test_what_has_no_knobs_is_one_place_that_nearly_fills_the_link() -> None:
+    channels = Subspace(num_channels=CHANNELS, chunk_bytes=CHUNKS)
+    offered = ConfigSpace((channels, Subspace(transport=Transport.COPY_ENGINE)))
+    kinds = [(None, None, None), (None, None, Transport.COPY_ENGINE)]
+    lattice = lattice_of(offered, CommConfig(num_channels=8, chunk_bytes=2**21), kinds)
+    assert (lattice.channels[-1], lattice.chunk_bytes[-1]) == (1, CHUNKS[-1])
+    wire_bytes = np.array([2.0**28])
+    prior = wire_prior(lattice, wire_bytes, np.array([1e-3]))
+    times_s = comm_times(prior.mean, wire_bytes, lattice.channels, lattice.chunk_bytes, lattice.kind)
+    assert times_s[-1] < 1.2 * times_s.min()
+
+
+def test_usual_is_the_mean_of_repeats_without_those_of_a_late_rank() -> None:
+    assert usual([3.0]) == 3.0
+    assert usual([1.0, 1.1]) == pytest.approx(1.05)
+    assert usual([1.0, 1.5]) == 1.0
+    assert usual([1.5, 1.0, 1.04]) == pytest.approx(1.02)

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from lagom_overlap.collective import Algorithm, CommConfig, ConfigSpace, Protocol, Subspace, Transport
-from lagom_overlap.tuners.model_based.evidence import usual
 from lagom_overlap.tuners.problem import Assignment, GroupProblem, Measurement
 
 Floats = npt.NDArray[np.float64]
@@ -23,6 +22,8 @@ Implementation = tuple[Algorithm | None, Protocol | None, Transport | None]
 MAX_CHANNEL_VALUES: Final = 32
 """Values per axis that are kept of a huge space, as `MAX_CHUNK_VALUES`. Bounds the computation."""
 MAX_CHUNK_VALUES: Final = 12
+LATE: Final = 0.15
+"""A time more than this share above the lower median of its arm counts as delayed by a late rank."""
 USUAL_NUM_THREADS: Final = 512
 """Where the default leaves threads alone: NCCL's choice on fast links (tuning.cc)."""
 
@@ -193,6 +194,20 @@ def search_space_of(problem: GroupProblem, surfaces: Surfaces) -> SearchSpace:
         lattices=tuple(surface.lattice for surface in surfaces_of),
         wire_bytes=np.array([float(comm.collective.wire_bytes) for comm in problem.group.comms]),
     )
+
+
+def usual(times_s: Sequence[float]) -> float:
+    """An arm's usual time: the mean of its repeats without those that are far longer than the others.
+
+    A late rank makes a time longer, and nothing makes one shorter; so the lower median is typical, and times more than
+    `LATE` above it are left out.
+    """
+    if len(times_s) == 1:
+        return times_s[0]
+    ordered = sorted(times_s)
+    middle_s = ordered[(len(ordered) - 1) // 2]
+    kept = [time_s for time_s in ordered if time_s <= (1 + LATE) * middle_s]
+    return sum(kept) / len(kept)
 
 
 def record_of(runs: Mapping[Places, Sequence[Measurement]]) -> Record:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lagom_overlap.tuners.model_based.model import (
+from lagom_overlap.tuners.machine.model import (
     MISFITS,
     NUM_OF_KIND,
     NUM_PARAMS,
@@ -23,7 +23,7 @@ from lagom_overlap.tuners.model_based.model import (
     ModelFit,
     Prior,
 )
-from lagom_overlap.tuners.model_based.search_space import Floats, Ints, Record, SearchSpace, distances, step_likeness
+from lagom_overlap.tuners.machine.search_space import Floats, Ints, Record, SearchSpace, distances, step_likeness
 
 LEAST_VARIANCE = 1e-8
 NEAR_FRONT = 1.004

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from lagom_overlap.tuners.model_based.model import (
+from lagom_overlap.tuners.machine.model import (
     ComputeModel,
     Evidence,
     GroupModel,
@@ -23,8 +23,8 @@ from lagom_overlap.tuners.model_based.model import (
     compute_model_of,
     wire_prior,
 )
-from lagom_overlap.tuners.model_based.search_space import LEAST_S, Floats, Ints, Record, SearchSpace, is_made_by_host
-from lagom_overlap.tuners.model_based.surrogate import Surrogate
+from lagom_overlap.tuners.machine.search_space import LEAST_S, Floats, Ints, Record, SearchSpace, is_made_by_host
+from lagom_overlap.tuners.machine.surrogate import Surrogate
 from lagom_overlap.tuners.problem import GroupProblem, Measurement
 from lagom_overlap.tuners.waiting import SM_COUNTS
 

@@ -42,7 +42,7 @@ from typing import Final
 import numpy as np
 
 from lagom_overlap.collective import Protocol, Transport
-from lagom_overlap.tuners.model_based.library import (
+from lagom_overlap.tuners.machine.library import (
     GroupStruct,
     LatticeStruct,
     RecordStruct,
@@ -50,7 +50,7 @@ from lagom_overlap.tuners.model_based.library import (
     address,
     call,
 )
-from lagom_overlap.tuners.model_based.search_space import Floats, Implementation, Ints, Lattice, Record, SearchSpace
+from lagom_overlap.tuners.machine.search_space import Floats, Implementation, Ints, Lattice, Record, SearchSpace
 from lagom_overlap.tuners.waiting import SM_COUNTS
 from lagom_overlap.units import KIB, MIB
 from lagom_overlap.workload import Kernel, OverlapGroup

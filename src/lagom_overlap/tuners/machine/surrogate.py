@@ -24,9 +24,9 @@ from ctypes import byref
 
 import numpy as np
 
-from lagom_overlap.tuners.model_based.library import SurrogateStruct, address, call
-from lagom_overlap.tuners.model_based.model import Evidence, Wires
-from lagom_overlap.tuners.model_based.search_space import Floats, Ints
+from lagom_overlap.tuners.machine.library import SurrogateStruct, address, call
+from lagom_overlap.tuners.machine.model import Evidence, Wires
+from lagom_overlap.tuners.machine.search_space import Floats, Ints
 
 
 class Surrogate:
@@ -95,17 +95,6 @@ class Allocation:
             *(address(begin), len(begin), self._doubt, address(places), address(makespan_s)),
         )
         return places if np.isfinite(makespan_s[0]) else None
-
-    def best_of_kind(self, kind: int) -> Ints | None:
-        """The best equal places of one implementation; where a collective lacks it, None."""
-        if len(self._surrogate.model.search_space.surfaces) > 1:
-            return None
-        all_excluded = set().union(*self._excluded)
-        common = [p for p in np.flatnonzero(self._surrogate.lattices[0].kind == kind).tolist() if p not in all_excluded]
-        if not common:
-            return None
-        places = np.repeat(np.array(common)[:, None], self._surrogate.num_comms, axis=1)
-        return np.asarray(places[int(np.argmin(self._surrogate.makespans(places, self._doubt)))])
 
     def _mask(self) -> np.ndarray | None:
         """(N, most places): 1 where a place is excluded; None if none is."""
