@@ -20,7 +20,7 @@ from lagom_overlap.hardware import Cluster
 from lagom_overlap.record import check_new_folder, utc_now
 from lagom_overlap.results.analyze import Analysis, AnalyzeResult
 from lagom_overlap.results.analyze_against import against_run
-from lagom_overlap.results.analyze_rows import collective_times, contention_times, group_times, rank_times
+from lagom_overlap.results.analyze_rows import collective_times, contention_times, group_times, part_times, rank_times
 from lagom_overlap.sim.what_if import WhatIf
 from lagom_overlap.trace.files import DEFAULT_LIMITS, Limits
 from lagom_overlap.trace.gpu_trace import GpuTrace, seconds
@@ -85,7 +85,7 @@ def run_analyze(request: AnalyzeRequest, observe: Callable[[ReadProgress], None]
     traces = read(request.traces)
     if request.compat is Compat.HTA and not any(len(trace.events) for trace in traces):
         raise TraceError("--compat hta needs a trace with a timeline; HTA reads Kineto traces only")
-    findings = analyse(traces, seed=request.seed)
+    findings = analyse(traces, seed=request.seed, gpus_per_node=None if machine is None else machine.gpus_per_node)
     filled = _filled(findings, machine)
     findings = replace(findings, warnings=_unread(unread, request) + findings.warnings + filled.sentences)
     other = analyse(read(request.against), seed=request.seed) if request.against else None
@@ -106,6 +106,7 @@ def run_analyze(request: AnalyzeRequest, observe: Callable[[ReadProgress], None]
         what_ifs=_what_ifs(findings, groups, machine),
         unreachable_comm_s=seconds(unreachable_ns(findings.rows)),
         rank_skew_s=None if findings.rank_skew_ns is None else seconds(findings.rank_skew_ns),
+        parts=part_times(findings),
         hangs=tuple(map(str, findings.hangs)),
         warnings=findings.warnings,
         files=_files(request),
