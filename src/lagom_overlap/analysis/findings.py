@@ -24,7 +24,7 @@ from lagom_overlap.analysis.measures import (
     step_windows,
     whole,
 )
-from lagom_overlap.analysis.parts import Part, parts_of
+from lagom_overlap.analysis.parts import OverlapPart, parts_of
 from lagom_overlap.trace.gpu_trace import NS_PER_S, GpuTrace, Int64, only_rows
 from lagom_overlap.units import format_seconds
 
@@ -58,7 +58,7 @@ class Findings:
     rows: tuple[CollectiveRow, ...]
     contention: Contention
     hangs: tuple[Hang, ...] = ()
-    parts: tuple[Part, ...] = ()
+    parts: tuple[OverlapPart, ...] = ()
     warnings: tuple[str, ...]
 
     @property

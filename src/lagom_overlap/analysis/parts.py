@@ -29,7 +29,7 @@ _PHASES: Final = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class OverlapPart:
     """One part: times over all steps and ranks in ns, `num_ranks` of a group (0: unknown or no group)."""
 
     by: str
@@ -48,7 +48,7 @@ class Part:
 
 def parts_of(
     traces: Sequence[GpuTrace], occupations: Sequence[Occupation], gpus_per_node: int | None = None
-) -> tuple[Part, ...]:
+) -> tuple[OverlapPart, ...]:
     """The parts in order of phase, group, wire; the longest communication of groups first."""
     totals: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0, 0, 0])
     for trace, occupation in zip(traces, occupations, strict=True):
@@ -78,7 +78,7 @@ def parts_of(
                 total[4] = max(total[4], sizes.get(name, 0) if by == GROUP else 0)
     order = {PHASE: 0, GROUP: 1, WIRE: 2}
     found = [
-        Part(by=by, name=name, compute_ns=a, comm_ns=b, exposed_ns=c, num_calls=d, num_ranks=e)
+        OverlapPart(by=by, name=name, compute_ns=a, comm_ns=b, exposed_ns=c, num_calls=d, num_ranks=e)
         for (by, name), (a, b, c, d, e) in totals.items()
     ]
     phases = [phase.value for phase in _PHASES]
