@@ -24,6 +24,7 @@ SIGNATURES = {
     "out=None)",
     "simulate": "(job, *, out=None)",
     "analyze": "(traces, *, against=None, compat=None, pattern=None, anonymise=False, num_jobs=1, out=None)",
+    "overlap_line": "(profiler, keep=None)",
     "capture": "(target, *, num_ranks=None, rank=0, parallel=None, seq_len=None, micro_batch=None, out=None)",
 }
 RESULTS = (

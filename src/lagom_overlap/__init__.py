@@ -5,7 +5,7 @@ from importlib import import_module
 __version__ = "0.1.0"
 
 _HOMES = {
-    "api": ("analyze", "capture", "compare", "load_job", "plan", "simulate", "tune"),
+    "api": ("analyze", "capture", "compare", "load_job", "overlap_line", "plan", "simulate", "tune"),
     "online.options": ("OnlineOptions",),
     "online.tuner": ("OnlineTuner",),
     "results.analyze": ("AnalyzeResult",),
@@ -53,6 +53,7 @@ __all__ = [
     "installed_library",
     "load_job",
     "measure_fsdp2",
+    "overlap_line",
     "plan",
     "plan_compiled_graphs",
     "planned_step",

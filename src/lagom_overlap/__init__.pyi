@@ -2,6 +2,7 @@ from lagom_overlap.api import analyze as analyze
 from lagom_overlap.api import capture as capture
 from lagom_overlap.api import compare as compare
 from lagom_overlap.api import load_job as load_job
+from lagom_overlap.api import overlap_line as overlap_line
 from lagom_overlap.api import plan as plan
 from lagom_overlap.api import simulate as simulate
 from lagom_overlap.api import tune as tune
@@ -57,6 +58,7 @@ __all__ = [
     "installed_library",
     "load_job",
     "measure_fsdp2",
+    "overlap_line",
     "plan",
     "plan_compiled_graphs",
     "planned_step",

@@ -225,6 +225,19 @@ def analyze(
     )
 
 
+def overlap_line(profiler: Any, keep: FilePath | None = None) -> str:
+    """One line for a training log: how long a step takes, what of it is exposed communication, what is hidden.
+
+    For `on_trace_ready` of `torch.profiler.profile`: `lambda prof: print(lagom_overlap.overlap_line(prof))`. A profiler
+    exports its trace once: give `keep`, a path, to have the trace as well. In place of the profiler a trace's path will
+    do. Of a trace that cannot be read, the line says why; nothing is raised for it.
+    """
+    from lagom_overlap.verbs.overlap_line import overlap_line as line_of  # noqa: PLC0415
+
+    source = Path(profiler) if isinstance(profiler, str | PathLike) else profiler
+    return line_of(source, _path(keep))
+
+
 def capture(
     target: str | JobSpec | Callable[[], Any],
     *,

@@ -7,7 +7,7 @@ from test_verb_analyze import job
 
 from lagom_overlap.verbs.analyze import AnalyzeRequest, run_analyze
 
-TABLES = ("ranks", "steps", "collectives", "calls", "contention", "kernels", "groups", "advice", "what_ifs")
+TABLES = ("ranks", "steps", "parts", "collectives", "calls", "contention", "kernels", "groups", "advice", "what_ifs")
 
 
 @pytest.fixture

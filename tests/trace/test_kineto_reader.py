@@ -9,6 +9,7 @@ from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.errors import TraceError
 from lagom_overlap.trace.gpu_trace import NO_TIME, EventRole, GpuTrace, KnobReach
 from lagom_overlap.trace.reader import ReadOptions, compile_pattern, read_traces
+from lagom_overlap.workload import Phase
 
 
 def read(file: KinetoFile, tmp_path: Path, name: str = "rank0.json", pattern: str | None = None) -> GpuTrace:
@@ -280,3 +281,23 @@ def test_of_several_calls_with_one_correlation_the_earliest_launched(tmp_path):
     for at in (70.0, 40.0, 50.0):
         file.add(ph="X", cat="cuda_driver", name="x", pid=1, tid=1, ts=at, dur=1, args={"correlation": correlation})
     assert read(file, tmp_path).events.launch_ns.tolist() == [40_000]
+
+
+def test_backward_passes_and_optimizer_steps_are_found_by_autograds_nodes(tmp_path):
+    file = KinetoFile()
+    file.kernel("k", 5, 5)
+    for name, start, length in (
+        ("autograd::engine::evaluate_function: MmBackward0", 1000, 100),
+        ("autograd::engine::evaluate_function: AddBackward0", 1150, 100),
+        ("FSDP::post_backward_reduce (0)", 1300, 50),
+        ("Optimizer.step#AdamW.step", 1400, 300),
+        ("autograd::engine::evaluate_function: MmBackward0", 5000, 100),
+    ):
+        file.add(ph="X", cat="cpu_op", name=name, pid=10, tid=1, ts=start, dur=length)
+    (trace,) = read_traces([file.write(tmp_path / "t.json")])
+    assert trace.phases == (
+        (Phase.BACKWARD, 1_000_000, 1_350_000),
+        (Phase.BACKWARD, 5_000_000, 5_100_000),
+        (Phase.OPTIMIZER, 1_400_000, 1_700_000),
+    )
+    assert trace.frameworks == {"FSDP"}

@@ -247,7 +247,8 @@ def _queued_behind(rank: RankFindings) -> dict[tuple[str, CollectiveKind], _Queu
             start, launch = int(events.start_ns[row]), int(events.launch_ns[row])
             if launch == NO_TIME or launch >= ended or not 0 <= start - ended <= _NEAR_NS:
                 continue
-            one = _Queued(count=1, queued_ns=start - launch, won_ns=min(start - launch, int(rank.exposed_ns[after])))
+            queued_ns = start - max(launch, int(events.start_ns[calls[before].event]))
+            one = _Queued(count=1, queued_ns=queued_ns, won_ns=min(queued_ns, int(rank.exposed_ns[after])))
             found[communicator, kind] = found.get((communicator, kind), _Queued()) + one
     return found
 

@@ -24,6 +24,7 @@ from lagom_overlap.analysis.measures import (
     step_windows,
     whole,
 )
+from lagom_overlap.analysis.parts import OverlapPart, parts_of
 from lagom_overlap.trace.gpu_trace import NS_PER_S, GpuTrace, Int64, only_rows
 from lagom_overlap.units import format_seconds
 
@@ -57,6 +58,7 @@ class Findings:
     rows: tuple[CollectiveRow, ...]
     contention: Contention
     hangs: tuple[Hang, ...] = ()
+    parts: tuple[OverlapPart, ...] = ()
     warnings: tuple[str, ...]
 
     @property
@@ -183,8 +185,10 @@ def _warnings(traces: Sequence[GpuTrace]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def analyse(traces: Sequence[GpuTrace], *, seed: int = 0) -> Findings:
+def analyse(traces: Sequence[GpuTrace], *, seed: int = 0, gpus_per_node: int | None = None) -> Findings:
     """What the traces of a job's ranks say; the same traces and seed give the same findings.
+
+    `gpus_per_node` tells groups within a node from those between nodes; None: as many as a trace lists, else 8.
 
     Raises:
         ValueError: if no trace is given.
@@ -215,5 +219,6 @@ def analyse(traces: Sequence[GpuTrace], *, seed: int = 0) -> Findings:
         rows=collective_rows(traces, exposed, waiting),
         contention=contention,
         hangs=hangs_of(traces),
+        parts=parts_of(traces, occupations, gpus_per_node),
         warnings=_warnings(traces),
     )

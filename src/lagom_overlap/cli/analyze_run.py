@@ -10,6 +10,7 @@ from lagom_overlap.cli.flags import MAX_JOBS
 from lagom_overlap.cli.progress import PlainLines, is_terminal
 from lagom_overlap.errors import TraceError
 from lagom_overlap.results.analyze import AnalyzeResult
+from lagom_overlap.trace.files import EXAMPLE
 from lagom_overlap.trace.reader import ReadProgress
 from lagom_overlap.verbs.analyze import AnalyzeRequest, Compat, run_analyze
 from lagom_overlap.verbs.analyze_profile import analyze_profiles, are_profiles
@@ -73,10 +74,12 @@ def _run_profiles(arguments: argparse.Namespace) -> int:
 
 def run_verb(arguments: argparse.Namespace) -> int:
     """Reads, analyses, prints; the exit code."""
+    if bool(arguments.traces) == arguments.example:
+        raise TraceError("give traces or --example, not both" if arguments.example else "give a trace, or --example")
     if are_profiles(arguments.traces):
         return _run_profiles(arguments)
     request = AnalyzeRequest(
-        traces=tuple(arguments.traces),
+        traces=(EXAMPLE,) if arguments.example else tuple(arguments.traces),
         against=(arguments.against,) if arguments.against else (),
         compat=Compat(arguments.compat) if arguments.compat else None,
         cluster=arguments.cluster,

@@ -198,12 +198,13 @@ def _analyze(verbs: _Verbs) -> None:
     parser.add_argument(
         "traces",
         type=Path,
-        nargs="+",
+        nargs="*",
         metavar="TRACE",
         help="Kineto JSON (.json, .json.gz, .tar.gz), Nsight Systems SQLite, NCCL Inspector JSON lines, flight "
-        "recorder JSON, or a folder of them; one rank per parallel role suffices; or profiles of our NCCL plug-in "
-        "(profile.RANK.bin)",
+        "recorder dumps (JSON or pickle), or a folder of them; one rank per parallel role suffices; or profiles of our "
+        "NCCL plug-in (profile.RANK.bin)",
     )
+    parser.add_argument("--example", action="store_true", help="analyse a made-up trace that comes with the package")
     parser.add_argument("--against", type=Path, metavar="B", help="another run's trace or folder: say what changed")
     parser.add_argument("--compat", choices=_COMPAT, help="print HolisticTraceAnalysis's figures")
     parser.add_argument(

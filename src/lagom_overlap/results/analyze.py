@@ -13,7 +13,7 @@ from lagom_overlap.analysis.findings import Findings
 from lagom_overlap.analysis.groups import TraceGroup
 from lagom_overlap.analysis.hta import HtaFigures
 from lagom_overlap.results.analyze_against import AgainstRun
-from lagom_overlap.results.analyze_rows import CollectiveTimes, ContentionTimes, RankTimes, TraceGroupTimes
+from lagom_overlap.results.analyze_rows import CollectiveTimes, ContentionTimes, PartTimes, RankTimes, TraceGroupTimes
 from lagom_overlap.results.base import Drawn, Row
 from lagom_overlap.sim.what_if import WhatIf
 from lagom_overlap.trace.gpu_trace import UNKNOWN, seconds
@@ -57,6 +57,7 @@ class AnalyzeResult(Drawn):
     what_ifs: tuple[WhatIf, ...] = ()
     unreachable_comm_s: float
     rank_skew_s: float | None
+    parts: tuple[PartTimes, ...] = ()
     hangs: tuple[str, ...] = ()
     warnings: tuple[str, ...]
     files: tuple[Path, ...]
@@ -77,16 +78,17 @@ class AnalyzeResult(Drawn):
         return self.tables()["collectives"]
 
     def tables(self) -> dict[str, list[Row]]:
-        """The tables `ranks`, `steps`, `collectives`, `calls`, `contention`, `kernels`, `groups`, `advice`, `what_ifs`.
+        """The tables `ranks`, `steps`, `parts`, `collectives`, `calls`, and of contention `contention`, `kernels`.
 
-        Every row of a table has the same keys, so that pandas and polars take it as it is. `calls` holds every single
-        collective of every rank, its `start_s` from the rank's first GPU event; `kernels` those that lost most next to
-        collectives.
+        Further `groups`, `advice`, `what_ifs`. Every row of a table has the same keys, so that pandas and polars take
+        it as it is. `calls` holds every single collective of every rank, its `start_s` from the rank's first GPU event;
+        `kernels` those that lost most next to collectives.
         """
         findings = self.analysis.findings
         return {
             "ranks": [_flat(rank) for rank in self.ranks],
             "steps": [_flat(step, file=rank.file, rank=rank.rank) for rank in self.ranks for step in rank.per_step],
+            "parts": [_flat(part) for part in self.parts],
             "collectives": [_flat(row) for row in self.collectives],
             "calls": _calls(findings),
             "contention": [_flat(row) for row in self.contention.classes],

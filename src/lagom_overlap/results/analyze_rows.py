@@ -233,6 +233,38 @@ def contention_times(contention: Contention, filled: FillIn) -> ContentionTimes:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartTimes:
+    """A phase, a process group, or a wire (`by`), per step of the average rank; what a part overlaps counts for all."""
+
+    by: str
+    name: str
+    compute_s: float
+    comm_s: float
+    exposed_comm_s: float
+    overlap_pct: float | None
+    calls: float
+    num_ranks: int
+
+
+def part_times(findings: Findings) -> tuple[PartTimes, ...]:
+    """The parts of the job."""
+    num = findings.num_windows
+    return tuple(
+        PartTimes(
+            by=part.by,
+            name=part.name,
+            compute_s=seconds(part.compute_ns / num),
+            comm_s=seconds(part.comm_ns / num),
+            exposed_comm_s=seconds(part.exposed_ns / num),
+            overlap_pct=part.overlap_pct,
+            calls=part.num_calls / num,
+            num_ranks=part.num_ranks,
+        )
+        for part in findings.parts
+    )
+
+
 def collective_times(findings: Findings) -> tuple[CollectiveTimes, ...]:
     """The table of collectives."""
     return tuple(_collective_times(row, findings.contention) for row in findings.rows)

@@ -29,6 +29,7 @@ from lagom_overlap.trace.gpu_trace import (
     KnobReach,
     ProfilerStep,
 )
+from lagom_overlap.trace.kineto_events import KinetoEvents, phase_of
 from lagom_overlap.trace.names import kind_of, op_of
 from lagom_overlap.trace.operators import (
     COLLECTIVE_PREFIXES,
@@ -39,6 +40,7 @@ from lagom_overlap.trace.operators import (
     pairs_of_runs,
     read_cpu_events,
 )
+from lagom_overlap.workload import Phase
 
 _HOLDERS: Final = re.compile(
     r"autograd::|torch::autograd::|\w*Backward\d*$|CompiledFunction|## Call|Torch-Compiled Region"
@@ -98,6 +100,7 @@ def read_cpu_trace(path: Path, index: int, fallback: TraceError) -> GpuTrace:
         steps=_steps(held),
         world_size=world if world > 0 else None,
         is_cpu=True,
+        phases=_phases(every),
         frameworks=frozenset(_frameworks(every)),
         warnings=(
             "no GPU event: operators on the CPU and gloo's threads are measured in place of kernels and streams",
@@ -118,6 +121,16 @@ def _outermost(spans: Sequence[CpuSpan]) -> list[CpuSpan]:
         if not span.name.startswith((*COLLECTIVE_PREFIXES, RUN_PREFIX)) and span.end_ns > span.start_ns:
             found.append(span)
     return found
+
+
+def _phases(spans: Sequence[CpuSpan]) -> tuple[tuple[Phase, int, int], ...]:
+    """Backward passes and optimizer steps: autograd's nodes follow each other within the pass."""
+    held = KinetoEvents(None)
+    for span in spans:
+        phase = phase_of(span.name)
+        if phase is not None:
+            held.phase_spans.append((phase, span.start_ns, span.end_ns))
+    return held.phases()
 
 
 def _frameworks(spans: Sequence[CpuSpan]) -> set[str]:

@@ -19,6 +19,8 @@ from lagom_overlap.record import open_regular
 from lagom_overlap.trace.gpu_trace import short_name
 from lagom_overlap.units import GIB, KIB, MIB, format_bytes
 
+EXAMPLE: Final = Path(__file__).with_name("example_trace.json.gz")
+"""A made-up trace that comes with the package (benchmarks/make_example_trace.py)."""
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _SQLITE_MAGIC: Final = b"SQLite format 3\x00"
 _GZIP_BITS: Final = 31

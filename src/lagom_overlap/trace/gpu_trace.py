@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from lagom_overlap.collective import CollectiveKind
+from lagom_overlap.workload import Phase
 
 Int64 = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 """As `NDArray[np.int64]`, but for importing numpy.typing, which takes longer than reading a small trace."""
@@ -197,10 +198,11 @@ class GpuTrace:
     """One rank's trace.
 
     `is_cpu`: threads stand in place of streams and operators in place of kernels (`cpu_trace.py`).
-    `lost_launch_ns` are the times of launches whose kernels are not in the trace, `gpu_step_ns` where steps begin that
-    are marked on the GPU's timeline. `frameworks` are words found in the CPU events that say which framework made them
-    (`"FSDP"`, `"DDP"`), and `"ProcessGroupNCCL"` where that engine annotated its collectives: PyTorch 2.15's own one
-    does not. `format` names the file format in words.
+    `num_gpus` are the GPUs that the file lists, 0 where none. `phases` holds (phase, start, end in ns) of the backward
+    pass and the optimizer on the CPU. `lost_launch_ns` are the times of launches whose kernels are not in the trace,
+    `gpu_step_ns` where steps begin that are marked on the GPU's timeline. `frameworks` are words found in the CPU
+    events that say which framework made them (`"FSDP"`, `"DDP"`), and `"ProcessGroupNCCL"` where that engine annotated
+    its collectives: PyTorch 2.15's own one does not. `format` names the file format in words.
     """
 
     file: str
@@ -214,6 +216,8 @@ class GpuTrace:
     num_sms: int | None = None
     nccl_version: str = ""
     is_cpu: bool = False
+    num_gpus: int = 0
+    phases: tuple[tuple[Phase, int, int], ...] = ()
     frameworks: frozenset[str] = frozenset()
     marked: tuple[MarkedEvent, ...] = ()
     waits: tuple[StreamWait, ...] = ()

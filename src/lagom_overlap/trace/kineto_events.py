@@ -58,6 +58,7 @@ from lagom_overlap.trace.usual_events import (
     SyncArgs,
     SyncEvent,
 )
+from lagom_overlap.workload import Phase
 
 _CPU, _LAUNCH, _KERNEL, _COPY, _SET, _SYNC, _OTHER = range(7)
 _GPU: Final = frozenset({_KERNEL, _COPY, _SET})
@@ -73,7 +74,17 @@ _NO_ARGS: Final = Args()
 _WAIT_NAME: Final = "Stream Wait Event"
 _GPU_ANNOTATION: Final = "gpu_user_annotation"
 _STEP_NAME: Final = "ProfilerStep"
-_TELLING: Final = (*NCCL_PREFIXES, "record_param_comms", _STEP_NAME, "FSDP::", "DistributedDataParallel")
+_PHASE_OF: Final = {
+    "autograd::engine::evaluate_function": Phase.BACKWARD,
+    "FSDP::pre_backward": Phase.BACKWARD,
+    "FSDP::post_backward": Phase.BACKWARD,
+    "FSDP::root_post_backward": Phase.BACKWARD,
+    "Optimizer.step": Phase.OPTIMIZER,
+}
+_PHASES: Final = tuple(_PHASE_OF)
+_SAME_PASS_NS: Final = 200_000
+"""Autograd evaluates one node this soon after another: what the CPU does in between belongs to the backward pass."""
+_TELLING: Final = (*NCCL_PREFIXES, "record_param_comms", _STEP_NAME, "FSDP::", "DistributedDataParallel", *_PHASES)
 _STEP: Final = re.compile(r"ProfilerStep\s?#\s?(\d+)")
 _LAUNCHES_KERNEL: Final = re.compile(r"launch\w*kernel|kernel\w*launch", re.IGNORECASE)
 """Calls that put one kernel on a stream; graphs, host functions and copies have other names."""
@@ -128,6 +139,11 @@ def _whole_ns(values: Sequence[int | float]) -> Int64 | None:
     return found
 
 
+def phase_of(name: str) -> Phase | None:
+    """The phase of the step that a CPU event of this name is in; None where its name does not say."""
+    return next((phase for prefix, phase in _PHASE_OF.items() if name.startswith(prefix)), None)
+
+
 @dataclass(slots=True)
 class KinetoEvents:
     """Everything that is kept of a file while its events pass by."""
@@ -141,6 +157,7 @@ class KinetoEvents:
     kernel_launches: "array[int]" = field(default_factory=lambda: array("q"))
     launches_kernel: dict[str, bool] = field(default_factory=dict)
     gpu_step_ns: list[int] = field(default_factory=list)
+    phase_spans: list[tuple[Phase, int, int]] = field(default_factory=list)
     shape_external: "array[int]" = field(default_factory=lambda: array("q"))
     shape_of: "array[int]" = field(default_factory=lambda: array("q"))
     shapes: dict[bytes, int] = field(default_factory=dict)
@@ -400,8 +417,29 @@ class KinetoEvents:
                 self.frameworks.add("ProcessGroupNCCL")
         elif name.startswith(_STEP_NAME):
             self._take_step(event, name)
-        else:
+        elif name.startswith(_PHASES):
+            self._take_phase(event, name)
+        if name.startswith(("FSDP::", "DistributedDataParallel")):
             self.frameworks.add("FSDP" if name.startswith("FSDP::") else "DDP")
+
+    def _take_phase(self, event: TraceEvent | CpuEvent, name: str) -> None:
+        start_ns, length_ns = to_ns(event.ts), to_ns(event.dur)
+        if start_ns is not None and length_ns is not None and length_ns >= 0:
+            phase = phase_of(name)
+            if phase is not None:
+                self.phase_spans.append((phase, start_ns, start_ns + length_ns))
+
+    def phases(self) -> tuple[tuple[Phase, int, int], ...]:
+        """The backward passes and optimizer steps, each as one span."""
+        found: list[tuple[Phase, int, int]] = []
+        for phase in (Phase.BACKWARD, Phase.OPTIMIZER):
+            spans = sorted((start, end) for held, start, end in self.phase_spans if held is phase)
+            for start, end in spans:
+                if found and found[-1][0] is phase and start <= found[-1][2] + _SAME_PASS_NS:
+                    found[-1] = (phase, found[-1][1], max(end, found[-1][2]))
+                else:
+                    found.append((phase, start, end))
+        return tuple(found)
 
     def _take_step(self, event: TraceEvent | CpuEvent, name: str) -> None:
         found = _STEP.match(name)

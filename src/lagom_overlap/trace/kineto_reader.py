@@ -158,6 +158,10 @@ def _device_of(properties: Any, device: int) -> tuple[str, int | None]:
     return name if type(name) is str else "", sms if sms > 0 else None
 
 
+def _num_gpus(properties: Any) -> int:
+    return len(properties) if type(properties) is list else 0
+
+
 def _lost_launches(held: KinetoEvents) -> tuple[tuple[int, ...], int]:
     """(times of launches of kernels that are not in the file, launches of kernels in all).
 
@@ -243,6 +247,8 @@ def read_kineto(
                 frameworks=frozenset(builder.frameworks),
                 marked=builder.marked_events(),
                 waits=tuple(sorted(builder.waits, key=lambda wait: wait.correlation)),
+                num_gpus=_num_gpus(reader.header.device_properties),
+                phases=builder.phases(),
                 lost_launch_ns=lost_ns,
                 gpu_step_ns=tuple(builder.gpu_step_ns),
                 warnings=(*warnings, *more),

@@ -20,9 +20,9 @@ from lagom_overlap.hardware import Cluster
 from lagom_overlap.record import check_new_folder, utc_now
 from lagom_overlap.results.analyze import Analysis, AnalyzeResult
 from lagom_overlap.results.analyze_against import against_run
-from lagom_overlap.results.analyze_rows import collective_times, contention_times, group_times, rank_times
+from lagom_overlap.results.analyze_rows import collective_times, contention_times, group_times, part_times, rank_times
 from lagom_overlap.sim.what_if import WhatIf
-from lagom_overlap.trace.files import DEFAULT_LIMITS, Limits
+from lagom_overlap.trace.files import DEFAULT_LIMITS, EXAMPLE, Limits
 from lagom_overlap.trace.gpu_trace import GpuTrace, seconds
 from lagom_overlap.trace.reader import ReadOptions, ReadProgress, compile_pattern, read_traces
 
@@ -85,7 +85,7 @@ def run_analyze(request: AnalyzeRequest, observe: Callable[[ReadProgress], None]
     traces = read(request.traces)
     if request.compat is Compat.HTA and not any(len(trace.events) for trace in traces):
         raise TraceError("--compat hta needs a trace with a timeline; HTA reads Kineto traces only")
-    findings = analyse(traces, seed=request.seed)
+    findings = analyse(traces, seed=request.seed, gpus_per_node=None if machine is None else machine.gpus_per_node)
     filled = _filled(findings, machine)
     findings = replace(findings, warnings=_unread(unread, request) + findings.warnings + filled.sentences)
     other = analyse(read(request.against), seed=request.seed) if request.against else None
@@ -106,6 +106,7 @@ def run_analyze(request: AnalyzeRequest, observe: Callable[[ReadProgress], None]
         what_ifs=_what_ifs(findings, groups, machine),
         unreachable_comm_s=seconds(unreachable_ns(findings.rows)),
         rank_skew_s=None if findings.rank_skew_ns is None else seconds(findings.rank_skew_ns),
+        parts=part_times(findings),
         hangs=tuple(map(str, findings.hangs)),
         warnings=findings.warnings,
         files=_files(request),
@@ -122,6 +123,8 @@ def run_analyze(request: AnalyzeRequest, observe: Callable[[ReadProgress], None]
 def _next_line(request: AnalyzeRequest, findings: Findings, *, has_groups: bool) -> str:
     """What to type next: a prediction from these traces where something overlaps, else a better recording."""
     first = request.traces[0]
+    if first == EXAMPLE:
+        return f"lagom tune --from-trace {shlex.quote(str(EXAMPLE))}  # what other settings would gain"
     traces = "TRACE" if request.is_anonymous else shlex.quote(first.name if first.is_absolute() else str(first))
     if findings.hangs:
         return "py-spy dump --pid PID  # on a rank that did not come: where it stands instead"
@@ -133,7 +136,9 @@ def _next_line(request: AnalyzeRequest, findings: Findings, *, has_groups: bool)
 
 
 def _unread(lines: list[str], request: AnalyzeRequest) -> tuple[str, ...]:
-    """The files that could not be read, by name unless names are to be left out."""
+    """The files that could not be read, by name unless names are to be left out; of the example, what it is."""
+    if EXAMPLE in request.traces:
+        return (f"{EXAMPLE.name}: a made-up rank of an FSDP2 job on eight H100; nothing in it is measured",)
     if request.is_anonymous and lines:
         return (f"files that cannot be read are left out: {len(lines)}",)
     return tuple(lines)

@@ -25,6 +25,7 @@ from lagom_overlap.report.analyze.words import (
     contention_cells,
     contention_sentence,
     headline,
+    part_cells,
     rank_cells,
     ranks_head,
     time_text,
@@ -68,6 +69,7 @@ class _Page:
     ranks_title: str
     rank_head: str
     rank_rows: tuple[tuple[str, ...], ...]
+    part_rows: tuple[tuple[str, ...], ...]
     collective_head: str
     collective_rows: tuple[tuple[str, ...], ...]
     contention: str
@@ -116,6 +118,7 @@ def _page(result: AnalyzeResult) -> _Page:
         ranks_title="Where the time went" + (" (table: HTA's conventions)" if result.analysis.hta else ""),
         rank_head=ranks_head(result),
         rank_rows=_in_one_line(rank_cells(result)),
+        part_rows=_in_one_line(part_cells(result)),
         collective_head=collectives_head(result),
         collective_rows=_in_one_line(collective_cells(result)),
         contention=contention_sentence(result),

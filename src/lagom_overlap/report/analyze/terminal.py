@@ -19,8 +19,10 @@ from lagom_overlap.report.analyze.words import (
     collectives_head,
     contention_cells,
     contention_sentence,
+    has_steps,
     headline,
     only_communicator,
+    part_cells,
     rank_cells,
     ranks_head,
     unreachable_sentence,
@@ -31,6 +33,7 @@ from lagom_overlap.results.analyze import AnalyzeResult
 
 MAX_RANKS: Final = 8
 MAX_COLLECTIVES: Final = 6
+MAX_PARTS: Final = 8
 MAX_CLASSES: Final = 5
 MAX_ADVICE: Final = 5
 MAX_WARNINGS: Final = 4
@@ -99,6 +102,18 @@ def analysis_summary(result: AnalyzeResult) -> RenderableType:
                 "ranks",
             )
         )
+    by_part = part_cells(result)
+    if by_part:
+        parts += [
+            Text(""),
+            _table(
+                "part, per step" if has_steps(result) else "part, per trace",
+                (("calls", 5), ("compute", 8), ("comm", 8), ("exposed", 8), ("overlap", 8)),
+                by_part,
+                MAX_PARTS,
+                "groups",
+            ),
+        ]
     only = only_communicator(result)
     collectives = collective_cells(result, only)
     if collectives:

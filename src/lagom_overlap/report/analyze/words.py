@@ -1,9 +1,12 @@
 """The analysis in words and cells; the same in the page and in the terminal."""
 
+from collections import Counter
+
 from lagom_overlap.analysis.collectives import CollectiveKey
 from lagom_overlap.analysis.contention import MIN_PROOF, Contention
 from lagom_overlap.analysis.hta import HtaFigures
 from lagom_overlap.analysis.measures import Measures
+from lagom_overlap.analysis.parts import GROUP, PHASE
 from lagom_overlap.results.analyze import AnalyzeResult
 from lagom_overlap.trace.gpu_trace import NS_PER_S, KnobReach
 from lagom_overlap.units import GB_PER_S, US, format_bytes, format_seconds
@@ -195,6 +198,24 @@ def rank_cells(result: AnalyzeResult) -> list[tuple[str, ...]]:
             )
         )
     return rows
+
+
+def part_cells(result: AnalyzeResult) -> list[tuple[str, ...]]:
+    """One row per phase, process group and wire, where there are two of them to compare; per step."""
+    num, step_ns = _num_windows(result), _step_ns(result)
+    several = Counter(part.by for part in result.analysis.findings.parts)
+    return [
+        (
+            f"{part.by} {part.name}" if part.by == GROUP else part.name,
+            f"{part.num_calls / num:.3g}",
+            _shared(part.compute_ns / num, step_ns) if part.by == PHASE else _NONE,
+            _shared(part.comm_ns / num, step_ns),
+            _shared(part.exposed_ns / num, step_ns),
+            _NONE if part.overlap_pct is None else f"{part.overlap_pct:.1f} %",
+        )
+        for part in result.analysis.findings.parts
+        if several[part.by] > 1
+    ]
 
 
 def collective_cells(result: AnalyzeResult, only: str | None = None) -> list[tuple[str, ...]]:

@@ -1,0 +1,33 @@
+"""The trace of `lagom analyze --example`: what was put into it is found again."""
+
+import json
+
+import pytest
+
+from lagom_overlap.cli.main import main
+from lagom_overlap.trace.files import EXAMPLE
+
+
+@pytest.fixture
+def found(capsys):
+    assert main(["analyze", "--example", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_example_says_what_was_put_into_it(found):
+    """Kernels take 12 % longer beside a collective; all-gathers queue behind reduce-scatters of one communicator."""
+    classes = {(row["kernel_class"], row["kind"]): row for row in found["contention"]["classes"]}
+    gemm = classes["gemm", "reduce_scatter"]
+    assert gemm["low"] - 0.01 <= 1.12 <= gemm["high"] + 0.01
+    assert found["advice"][0]["rule"] == "separate_reduce_scatter"
+    assert [part["name"] for part in found["parts"] if part["by"] == "phase"] == ["forward", "backward", "optimizer"]
+    assert found["ranks"][0]["steps"] == 5
+    assert "made-up" in found["warnings"][0]
+    assert found["next_line"].startswith("lagom tune --from-trace ")
+    assert EXAMPLE.stat().st_size < 50_000
+
+
+@pytest.mark.parametrize("arguments", [["analyze"], ["analyze", "--example", "t.json"]])
+def test_traces_or_the_example_one_of_them(arguments, capsys):
+    assert main(arguments) == 2
+    assert capsys.readouterr().err.startswith("lagom analyze: give ")
