@@ -1,5 +1,6 @@
 """`lagom run` under torchrun with real FSDP2 and DDP on gloo: watched and tuned; the numbers never change."""
 
+import gzip
 import json
 import os
 import re
@@ -121,7 +122,15 @@ def test_observing_changes_no_number_nor_exit_code_and_says_what_could_be_reache
     assert re.search(r"gloo: [0-9.]+ ms of collectives per step \(3 steps sampled\)", said[0])
     assert sum("channels" in line and "100.0 %" in line for line in said) == 1
     assert "sitecustomize" not in error
+    found, _, next_line = ending(error)
+    assert "settings reach 100% of it" in found
+    assert "lagom run --online -- " in next_line
     for rank in range(2):
+        trace = json.loads(gzip.decompress((tmp_path / "seen" / "traces" / f"rank{rank}.json.gz").read_bytes()))
+        assert any(
+            "all_reduce" in event.get("name", "") or "allreduce" in event.get("name", "")
+            for event in trace["traceEvents"]
+        )
         found = events(tmp_path / "seen", rank)
         assert [found[0]["event"], found[-1]["event"]] == ["begin", "end"]
         assert found[-1]["steps"] == 12
@@ -197,3 +206,76 @@ def test_observing_leaves_the_profiling_to_a_job_that_profiles_itself(tmp_path):
     assert code == 0, error
     assert watched.count("\n") == 12
     assert "the job has a profiler of its own" in error
+
+
+def site(kind, occurrence):
+    call = {"description": "default_pg", "num_ranks": 2, "creation_order": 0, "kind": kind, "num_bytes": LAYER_BYTES}
+    return {
+        "site": {"call": call, "occurrence": occurrence},
+        "config": {"num_channels": 2, "chunk_bytes": LAYER_BYTES // 2},
+    }
+
+
+LAYER_BYTES = 4 * (544 * 544 + 544)
+GATHERS, SCATTERS = 6, 3
+"""Three layers, gathered in forward and again in backward."""
+
+
+def ending(error):
+    """The three lines that a run ends with."""
+    lines = [line for line in error.splitlines() if line.startswith("lagom: ")][-3:]
+    assert [line.split()[1] for line in lines] == ["result:", "why:", "next:"], error
+    return lines
+
+
+def test_the_chain_from_saved_settings_over_their_proof_to_a_run_that_starts_with_them(tmp_path, losses, capsys):
+    """Each run prints the next one's line, and no loss changes; how a chain begins is the test of observing."""
+    from lagom_overlap.cli import main  # not before a rank of another test was forked
+
+    rows = [site("all_gather", place) for place in range(GATHERS)]
+    rows += [site("reduce_scatter", place) for place in range(SCATTERS)]
+    gather, scatter = ["all_gather", LAYER_BYTES], ["reduce_scatter", LAYER_BYTES]
+    cycle = {"description": "default_pg", "num_ranks": 2, "creation_order": 0}
+    cycle["calls"] = [*[gather] * 5, scatter, gather, scatter, scatter]
+    saved = {
+        "format": "lagom-online",
+        "version": 3,
+        "world_size": 2,
+        "route": "gloo",
+        "is_adopted": True,
+        "settings": rows,
+        "cycles": [cycle],
+        "engine": f"ProcessGroupGloo of torch {'.'.join(torch_version())}",
+        "verdict": "by hand",
+        "date": "",
+    }
+    (tmp_path / "lagom.json").write_text(json.dumps(saved))
+
+    code, printed, error = run(tmp_path, "--prove", "lagom.json", "--out", "proof", steps=30, by_torchrun=False)
+    assert (code, printed) == (0, losses("fsdp", 30)), error
+    assert "check" in error
+    _, why, next_line = ending(error)
+    proof = json.loads((tmp_path / "proof" / "proof.json").read_text())
+    # Thirty steps are too few for a decision, unless the settings are so slow that they go at once.
+    assert proof["decision"] in ("undecided", "reject")
+    assert proof["machine"]["cores"]
+    assert "<html" in (tmp_path / "proof" / "proof.html").read_text()
+    if proof["decision"] == "undecided":
+        assert "more were needed" in why
+        assert "lagom run --prove" in next_line
+
+    code, printed, error = run(tmp_path, "--config", "lagom.json", "--out", "held", steps=30, by_torchrun=False)
+    assert (code, printed) == (0, losses("fsdp", 30)), error
+    found, _, next_line = ending(error)
+    assert f"{GATHERS + SCATTERS} call sites are set" in found
+    assert "lagom run --prove" in next_line
+
+    assert main(["diff", str(tmp_path / "proof"), str(tmp_path / "held"), "--json"]) == 0
+    compared = json.loads(capsys.readouterr().out)
+    assert {"request.mode"} <= {row["name"] for row in compared["settings"]}
+
+
+def torch_version():
+    import torch
+
+    return torch.__version__.split("+")[0].split(".")[:2]

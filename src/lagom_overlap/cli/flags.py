@@ -11,7 +11,7 @@ from lagom_overlap.planners.carriers import Carrier
 # What these name lies in modules that take long to load: tests/cli/test_start.py holds both to be the same.
 TUNERS: Final = ("default", "fixed_min", "fixed_max", "static_cap", "autoccl", "lagom", "ours")
 """What `compare` compares by default."""
-FORMATS: Final = ("plugin", "nvidia_csv", "env", "megatron_yaml", "perfetto")
+FORMATS: Final = ("plugin", "nvidia_csv", "ncclx_csv", "ncclx_json", "env", "megatron_yaml", "perfetto")
 """What `export` writes."""
 RESTARTS: Final = 6
 """Pairs of restarts at most, where nobody says."""
@@ -287,7 +287,9 @@ def _export(verbs: _Verbs) -> None:
     parser = verbs.add_parser(
         "export", help="write a run's configuration for a job to read", description=_export.__doc__
     )
-    parser.add_argument("folder", type=Path, metavar="RUN", help="run folder of lagom tune, or saved settings")
+    parser.add_argument(
+        "folder", type=Path, metavar="RUN", help="folder of lagom tune or run --online, or saved settings"
+    )
     parser.add_argument(
         "--format",
         action="append",

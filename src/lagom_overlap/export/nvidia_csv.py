@@ -4,10 +4,12 @@
 
 A row holds for its size's range (`nccl_plugin.size_ranges`). The first row that matches wins; -1 is any number of nodes
 or ranks. An unknown word means ring or simple there, so a row always names both. 0 channels leaves NCCL's own; -1 does
-not: the example answers 1 channel then, as it does for every call without a row. That is said in the file.
+not: the example answers 1 channel then, as it does for every call without a row. That is said in the file. RCCL's
+example tuner (ext-tuner/example) reads the same file by the same variable.
 """
 
 from collections import defaultdict
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from lagom_overlap.collective import CollectiveKind, CommConfig, class_range
@@ -26,11 +28,26 @@ _WARNING: Final = "NVIDIA's example plug-in answers 1 channel for every call tha
 
 
 class _Columns(NamedTuple):
-    """What the file tells communicators apart by, and the kind."""
+    """What such a file tells communicators apart by, and the kind."""
 
     kind: str
     num_nodes: int
     num_ranks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeRow:
+    """A row of a file that goes by sizes: calls of `kind` from `first_bytes` to `last_bytes` run under `config`.
+
+    `num_nodes` is -1 where nobody knows it; `config` names algorithm and protocol, and channels where they are safe.
+    """
+
+    kind: str
+    first_bytes: int
+    last_bytes: int
+    num_nodes: int
+    num_ranks: int
+    config: CommConfig
 
 
 _NO_CHANNELS: Final = (
@@ -47,21 +64,38 @@ _HEADER: Final = (
 
 def nvidia_csv(deployment: Deployment) -> Exported:
     """The file: a row per call site whose calls all share one configuration with algorithm and protocol."""
-    rows: dict[_Columns, dict[int, tuple[CallSite, str]]] = defaultdict(dict)
+    rows, left_out = range_rows(deployment, lost=("chunk_bytes", "num_threads", "transport"))
+    text = _HEADER
+    for row in rows:
+        config = row.config
+        text += f"{row.kind},{row.first_bytes},{row.last_bytes},{config.algorithm},{config.protocol},"
+        text += f"{config.num_channels or 0},{row.num_nodes},{row.num_ranks}\n"
+    content = text.encode()
+    return Exported(
+        name=FILE_NAME, content=content, not_carried=(f"{_WARNING}, also where NCCL's own choice was kept", *left_out)
+    )
+
+
+def range_rows(deployment: Deployment, *, lost: tuple[str, ...]) -> tuple[list[RangeRow], list[str]]:
+    """The rows of a file by kind, size, nodes and ranks that has no column for the knobs `lost`, and what it lacks.
+
+    Where two call sites that the file cannot tell apart want different rows, neither has one.
+    """
+    rows: dict[_Columns, dict[int, tuple[CallSite, CommConfig]]] = defaultdict(dict)
     clashing: dict[_Columns, set[int]] = defaultdict(set)
-    left_out = [f"{_WARNING}, also where NCCL's own choice was kept"]
+    left_out: list[str] = []
     for site, configs in deployment.sites():
         config = deployment.uniform(site, configs)
         if (why := _refusal(site, config)) is not None:
             left_out.append(f"{site_words(site)}: {why}")
             continue
         assert config is not None, "refused above"
-        left_out += [f"{site_words(site)}: {knob} has no column" for knob in _lost_knobs(config)]
+        left_out += [f"{site_words(site)}: {knob} has no column" for knob in lost if getattr(config, knob) is not None]
         channels = deployment.safe_channels(site, config.num_channels)
         if config.num_channels is not None and channels is None:
             left_out.append(f"{site_words(site)}: {_NO_CHANNELS}")
         columns, num_bytes = _columns(deployment, site), site[2]
-        row = f"{config.algorithm},{config.protocol},{channels or 0}"
+        row = replace(config, num_channels=channels, **dict.fromkeys(lost))
         if num_bytes in rows[columns] and rows[columns][num_bytes][1] != row:
             other = rows[columns][num_bytes][0]
             left_out.append(f"{site_words(site)} and {site_words(other)} differ, and the file cannot tell them")
@@ -71,14 +105,23 @@ def nvidia_csv(deployment: Deployment) -> Exported:
     for site in {*deployment.calls_per_step, *(site for site, _ in deployment.sites())}:
         if site[1] in KIND_WORDS:
             sizes[_columns(deployment, site)].add(site[2])
-    text = _HEADER
+    found = []
     for columns, by_size in rows.items():
         kept = {size: row for size, (_, row) in by_size.items() if size not in clashing[columns]}
         octaves = deployment.table.size_octaves
         ranges = size_ranges(kept, sizes[columns] - kept.keys())
         for size, (first, last) in ({size: class_range(size, octaves) for size in kept} if octaves else ranges).items():
-            text += f"{columns.kind},{first},{last},{kept[size]},{columns.num_nodes},{columns.num_ranks}\n"
-    return Exported(name=FILE_NAME, content=text.encode(), not_carried=tuple(left_out))
+            found.append(
+                RangeRow(
+                    kind=columns.kind,
+                    first_bytes=first,
+                    last_bytes=last,
+                    num_nodes=columns.num_nodes,
+                    num_ranks=columns.num_ranks,
+                    config=kept[size],
+                )
+            )
+    return found, left_out
 
 
 def _columns(deployment: Deployment, site: CallSite) -> _Columns:
@@ -94,7 +137,3 @@ def _refusal(site: CallSite, config: CommConfig | None) -> str | None:
     if config.algorithm is None or config.protocol is None:
         return "a row must name algorithm and protocol, and one of them was left to NCCL"
     return None
-
-
-def _lost_knobs(config: CommConfig) -> list[str]:
-    return [knob for knob in ("chunk_bytes", "num_threads", "transport") if getattr(config, knob) is not None]

@@ -35,6 +35,7 @@ class ExportResult(Result):
             lines.append(f"{file.format}: {file.path}")
             lines.append(f"  use: {file.use}")
             lines += [f"  not carried: {note}" for note in file.not_carried]
+        lines.append(f"next: {self.files[0].use}")
         return "\n".join(lines)
 
     def table(self) -> list[Row]:

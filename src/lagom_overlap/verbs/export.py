@@ -2,7 +2,7 @@
 
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -17,6 +17,7 @@ from lagom_overlap.errors import BundleError, JobError, LagomError
 from lagom_overlap.export.deployment import Deployment, Exported, site_words, within_maps
 from lagom_overlap.export.env_file import env_file
 from lagom_overlap.export.megatron_yaml import check_groups, megatron_yaml
+from lagom_overlap.export.ncclx import ncclx_csv, ncclx_json
 from lagom_overlap.export.nvidia_csv import nvidia_csv
 from lagom_overlap.export.plugin_table import plugin_table
 from lagom_overlap.hardware import Cluster
@@ -48,6 +49,8 @@ class Format(StrEnum):
 
     PLUGIN = "plugin"
     NVIDIA_CSV = "nvidia_csv"
+    NCCLX_CSV = "ncclx_csv"
+    NCCLX_JSON = "ncclx_json"
     ENV = "env"
     MEGATRON_YAML = "megatron_yaml"
     PERFETTO = "perfetto"
@@ -55,7 +58,10 @@ class Format(StrEnum):
 
 _USES: Final = {
     Format.PLUGIN: "lagom run --config {path} -- COMMAND",
-    Format.NVIDIA_CSV: "NCCL_TUNER_CONFIG_FILE={path}, with NVIDIA's example tuner in NCCL_TUNER_PLUGIN",
+    Format.NVIDIA_CSV: "NCCL_TUNER_CONFIG_FILE={path} NCCL_TUNER_PLUGIN=libnccl-tuner-example.so COMMAND   "
+    "(NVIDIA's example tuner, or RCCL's)",
+    Format.NCCLX_CSV: "NCCLX_TUNER_CONFIG_FILE=$(realpath {path}) COMMAND",
+    Format.NCCLX_JSON: "NCCLX_TUNER_CONFIG_FILE=$(realpath {path}) COMMAND   (a build of NCCLX with folly)",
     Format.ENV: "env $(grep -v '^#' {path}) COMMAND",
     Format.MEGATRON_YAML: "--nccl-communicator-config-path {path}",
     Format.PERFETTO: "open it at ui.perfetto.dev",
@@ -128,6 +134,10 @@ def _export(wanted: Format, deployment: Deployment, request: ExportRequest) -> E
             return plugin_table(deployment)
         case Format.NVIDIA_CSV:
             return nvidia_csv(deployment)
+        case Format.NCCLX_CSV:
+            return ncclx_csv(deployment)
+        case Format.NCCLX_JSON:
+            return ncclx_json(deployment)
         case Format.ENV:
             return env_file(deployment)
         case Format.MEGATRON_YAML:
@@ -182,10 +192,7 @@ def read_deployment(run: Path) -> ExportSource:
         f"{site_words(site)}: its calls differ, and the job does not tell their order; left out" for site in unclear
     ]
     if rows:
-        notes.append(
-            "the run knows communicators by name, NCCL by ranks and order; a job must create those of equal ranks in "
-            f"the order {', '.join(name.description for name in ordered)}"
-        )
+        notes += _order_notes(ordered)
     deployment = Deployment(
         table=ConfigTable(rows, cycles=cycles),
         communicators=tuple(ProcessCommunicator(name, _num_nodes(cluster, name)) for name in ordered),
@@ -260,6 +267,21 @@ def _of_trace(run: Path, record: object) -> ExportSource:
         calls_per_step=dict.fromkeys(calls, 1),
     )
     return ExportSource(deployment, tuple(notes))
+
+
+def _order_notes(ordered: Iterable[CommunicatorId]) -> Iterator[str]:
+    """Which communicators of a job the settings are for: NCCL knows no names, so the order of creation has to tell."""
+    names: dict[int, list[str]] = defaultdict(list)
+    for name in ordered:
+        names[len(name.ranks)].append(name.description)
+    for num_ranks, alike in names.items():
+        if len(alike) == 1:
+            yield f"the settings of {alike[0]!r} go to the first communicator of {num_ranks} ranks that the job creates"
+        else:
+            yield (
+                f"the job's communicators of {num_ranks} ranks are told apart by the order in which it creates them: "
+                f"it has to be {', '.join(alike)}"
+            )
 
 
 def _num_nodes(cluster: Cluster | None, name: CommunicatorId) -> int | None:
