@@ -98,7 +98,7 @@ def phase_mask(trace: GpuTrace, phase: Phase) -> Bools:
     """The events that the CPU launched in a phase."""
     launch = trace.events.launch_ns
     at = np.where(launch == NO_TIME, trace.events.start_ns, launch) if trace.is_cpu else launch
-    known = at != NO_TIME
+    known: Bools = at != NO_TIME
     inside = {held: _within(trace, held, at) for held in (Phase.BACKWARD, Phase.OPTIMIZER)}
     if phase is Phase.FORWARD:
         return known & ~inside[Phase.BACKWARD] & ~inside[Phase.OPTIMIZER]
