@@ -75,8 +75,8 @@ class _Database:
             self.tables.setdefault(_VERSION.sub("", name), []).append(name)
         if not named and any(type(name) is str and name.startswith("rocpd_") for name, _ in rows):
             raise TraceError(
-                f"{self.name}: this is a database of rocprofv3, which is not read; the trace that torch.profiler writes "
-                "on ROCm is"
+                f"{self.name}: this is a database of rocprofv3, which is not read; the trace that torch.profiler "
+                "writes on ROCm is"
             )
         if foreign:
             raise TraceError(f"{self.name}: refused, {foreign[0]} is not a table")
