@@ -105,6 +105,13 @@ class _Explodes:
         (b"PK\x03\x04zip", "zip archive"),
         (pickle.dumps(_Explodes()), "refused, this pickle is no flight recorder dump"),
         (b"hello", "is not a trace"),
+        (
+            b'{"rocprofiler-sdk-tool": [{"metadata": {}}]}',
+            "rocprofv3's JSON, which is not read; the trace that torch.profiler",
+        ),
+        (b'"Kind","Agent_Id","Queue_Id"\n"KERNEL_DISPATCH","Agent 4",1\n', "a table of rocprofv3"),
+        (b"\n\x8a\x01\x08\x01\x12\r/device:TPU:0\x1a\x0cXLA Modules", "an XPlane file of JAX"),
+        (b"Device_id,Model ID,Task ID,Stream ID,Op Name\n0,4294967295,1,2,MatMul\n", "a profile of Ascend"),
         (b'{"a": 1}', "is not a trace"),
         (b"{", "is not a trace"),
         (b"[1, 2", "not an event"),

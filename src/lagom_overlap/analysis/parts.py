@@ -101,10 +101,12 @@ def phase_mask(trace: GpuTrace, phase: Phase) -> Bools:
     known: Bools = at != NO_TIME
     inside = {held: _within(trace, held, at) for held in (Phase.BACKWARD, Phase.OPTIMIZER)}
     if phase is Phase.FORWARD:
-        return known & ~inside[Phase.BACKWARD] & ~inside[Phase.OPTIMIZER]
-    if phase is Phase.BACKWARD:
-        return known & inside[phase] & ~inside[Phase.OPTIMIZER]
-    return known & inside[phase]
+        mask: Bools = known & ~inside[Phase.BACKWARD] & ~inside[Phase.OPTIMIZER]
+    elif phase is Phase.BACKWARD:
+        mask = known & inside[phase] & ~inside[Phase.OPTIMIZER]
+    else:
+        mask = known & inside[phase]
+    return mask
 
 
 def _within(trace: GpuTrace, phase: Phase, at: Int64) -> Bools:

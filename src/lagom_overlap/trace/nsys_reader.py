@@ -73,6 +73,11 @@ class _Database:
         self.tables: dict[str, list[str]] = {}
         for name, _ in sorted(named, key=lambda row: (len(row[0]), row[0]), reverse=True):  # the newest first
             self.tables.setdefault(_VERSION.sub("", name), []).append(name)
+        if not named and any(type(name) is str and name.startswith("rocpd_") for name, _ in rows):
+            raise TraceError(
+                f"{self.name}: this is a database of rocprofv3, which is not read; the trace that torch.profiler "
+                "writes on ROCm is"
+            )
         if foreign:
             raise TraceError(f"{self.name}: refused, {foreign[0]} is not a table")
 

@@ -27,6 +27,27 @@ _MAX_SNIFF: Final = 64 * MIB
 _MAX_PATTERN: Final = 1000
 _MIN_PARALLEL: Final = 64 * MIB
 _CPU_ALONE: Final = "no GPU event, unlike the others"
+_FOREIGN_MARKS: Final = (
+    (
+        re.compile(rb'"rocprofiler-sdk-tool"\s*:'),
+        "rocprofv3's JSON, which is not read; the trace that torch.profiler writes on ROCm is",
+    ),
+    (
+        re.compile(rb"^\s*(Kind|\"Kind\"),(Agent_Id|\"Agent_Id\")"),
+        "a table of rocprofv3, which is not read; the trace that torch.profiler writes on ROCm is",
+    ),
+    (
+        re.compile(rb"/device:TPU:|/host:CPU|XLA Modules"),
+        'an XPlane file of JAX or TensorFlow, which is not read; a Chrome trace with kernels of category "kernel", as '
+        "torch.profiler writes, is",
+    ),
+    (
+        re.compile(rb'"(?:Ascend Hardware|aicore_metrics|Task Type|Model ID)"|^Device_id,Model ID'),
+        'a profile of Ascend, which is not read; a Chrome trace with kernels of category "kernel", as torch.profiler '
+        "writes, is",
+    ),
+)
+"""Formats that other tools write: how they are known, and the nearest way."""
 _ZIPPED: Final = frozenset({".gz", ".tgz"})
 _PACKED: Final = 12
 """Kineto's JSON is about this many times its gzip."""
@@ -79,6 +100,9 @@ def _read_stream(stream: ByteStream, options: ReadOptions) -> tuple[GpuTrace, ..
         from lagom_overlap.trace import flight_recorder_reader  # noqa: PLC0415 - what most runs never need
 
         return flight_recorder_reader.read_flight_recorder(stream, data)
+    foreign = next((what for mark, what in _FOREIGN_MARKS if mark.search(data)), None)
+    if foreign is not None and _which(data) is None:
+        raise TraceError(f"{stream.name}: this is {foreign}")
     if first not in (b"{", b"["):
         raise TraceError(f"{stream.name}: is not a trace: JSON is expected, it starts with {first!r}")
     if first == b"[":
