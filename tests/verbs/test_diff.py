@@ -15,7 +15,7 @@ from lagom_overlap.collective import CollectiveKind, CommConfig
 from lagom_overlap.collective.sites import CallType, Site, SiteSetting
 from lagom_overlap.export.saved import SavedSettings, write_saved
 from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
-from lagom_overlap.results.step_times import StepTimes, write_step_times
+from lagom_overlap.results.step_times import RunSteps, write_step_times
 from lagom_overlap.verbs.diff import ratio_interval, run_diff
 
 
@@ -25,7 +25,7 @@ def run_folder(
     path.mkdir()
     RunFolder(path).write(RunRecord.now(kind, seed=0, request=request), result)
     if steps_s:
-        write_step_times(path, StepTimes(num_steps=len(steps_s), num_settings=0, steps_s=tuple(steps_s)))
+        write_step_times(path, RunSteps(num_steps=len(steps_s), num_settings=0, steps_s=tuple(steps_s)))
     if channels is not None:
         call = CallType(
             description="fsdp", num_ranks=2, creation_order=0, kind=CollectiveKind.ALL_GATHER, num_bytes=1 << 20

@@ -13,7 +13,7 @@ import pytest
 from lagom_overlap.cli import main
 from lagom_overlap.errors import JobError
 from lagom_overlap.results.proof import ProofDecision
-from lagom_overlap.results.step_times import StepTimes, write_step_times
+from lagom_overlap.results.step_times import RunSteps, write_step_times
 from lagom_overlap.tuners.sequential import ALPHA
 from lagom_overlap.verbs.prove import FEW_ALPHA, error_rate, prove_by_restarts
 from lagom_overlap.verbs.run import LaunchRequest, PreparedLaunch, RunMode
@@ -38,7 +38,7 @@ def runner(
         step_s = random.lognormvariate(0.0, sigma) / (ratio if is_configured else 1.0)
         if steps:
             # The first three steps warm up: they must not count.
-            times = StepTimes(num_steps=steps, num_settings=0, steps_s=(9.0, 9.0, 9.0, *[step_s] * (steps - 4)))
+            times = RunSteps(num_steps=steps, num_settings=0, steps_s=(9.0, 9.0, 9.0, *[step_s] * (steps - 4)))
             write_step_times(launch.folder, times)
         return code(is_configured, next(numbers))
 
@@ -133,9 +133,9 @@ def test_the_command_line_runs_real_processes_and_ends_with_three_lines(tmp_path
     # Writes what the session of a rank writes, without a framework.
     job = (
         "import os, pathlib\n"
-        "from lagom_overlap.results.step_times import StepTimes, write_step_times\n"
+        "from lagom_overlap.results.step_times import RunSteps, write_step_times\n"
         "step_s = 0.5 if 'TRIED' in os.environ else 1.0\n"
-        "times = StepTimes(num_steps=12, num_settings=0, steps_s=(step_s,) * 11)\n"
+        "times = RunSteps(num_steps=12, num_settings=0, steps_s=(step_s,) * 11)\n"
         "write_step_times(pathlib.Path(os.environ['LAGOM_RUN_FOLDER']), times)\n"
     )
     (tmp_path / "job.py").write_text(job)

@@ -30,7 +30,7 @@ PLAN_VARIABLE: Final = "LAGOM_RUN_PLAN"
 _MAX_BYTES: Final = 64 << 20
 
 
-class Planned:
+class AsStarted:
     """Tells FSDP2 the plan, if there is one, and leaves everything else alone."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:

@@ -37,7 +37,7 @@ from lagom_overlap.online.run_jobs import (
 )
 from lagom_overlap.online.tuner import OnlineTuner
 from lagom_overlap.results.conclusion import Conclusion
-from lagom_overlap.results.step_times import MOST_STEPS, StepTimes, write_step_times
+from lagom_overlap.results.step_times import MOST_STEPS, RunSteps, write_step_times
 from lagom_overlap.tuners.registry import OURS
 
 TRACES: Final = "traces"
@@ -126,7 +126,7 @@ class Rank:
 
     def _keep_times(self, folder: Path | None) -> None:
         if folder is not None and self._times_s and not self._session.why_void():
-            times = StepTimes(
+            times = RunSteps(
                 num_steps=self._num_steps,
                 num_settings=len(self._steady or ()),
                 steps_s=tuple(self._times_s),
@@ -374,9 +374,9 @@ def begin_session(environment: Mapping[str, str]) -> Rank:
 
             return Rank(Fixed(plugin, environment), events, metrics, folder=mine)
         case "planned":
-            from lagom_overlap.online.launch_planned import Planned  # noqa: PLC0415
+            from lagom_overlap.online.launch_planned import AsStarted  # noqa: PLC0415
 
-            return Rank(Planned(environment), events, metrics, folder=mine)
+            return Rank(AsStarted(environment), events, metrics, folder=mine)
         case _:
             raise JobError(f"{MODE_VARIABLE} is {mode!r}; allowed: observe, online, prove, held, fixed, planned")
 

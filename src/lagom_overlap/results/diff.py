@@ -19,7 +19,7 @@ class ChangedSetting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimeRow:
+class ComparedTime:
     """One time of both runs in seconds; `ratio` is the first over the second, above 1 where the second is faster.
 
     `low` and `high` are its 95 % interval, None where a run says one figure only.
@@ -58,7 +58,7 @@ class DiffResult(Result):
     kinds: tuple[str, str]
     settings: tuple[ChangedSetting, ...]
     where: tuple[ChangedSetting, ...]
-    times: tuple[TimeRow, ...]
+    times: tuple[ComparedTime, ...]
     conclusion: Conclusion
 
     def summary(self) -> str:

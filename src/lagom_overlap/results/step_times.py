@@ -19,7 +19,7 @@ SETTLE: Final = 3
 _MAX_BYTES: Final = 1 << 24
 
 
-class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
+class RunSteps(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds from the begin of a step to the next one's, with `num_settings` set; `num_steps` are all of the run.
 
     Steps of a search, a verdict or a check are not among them.
@@ -41,7 +41,7 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
         return median(self.settled_s) if self.steps_s else None
 
 
-def write_step_times(folder: Path, times: StepTimes) -> None:
+def write_step_times(folder: Path, times: RunSteps) -> None:
     """Writes the file.
 
     Raises:
@@ -50,7 +50,7 @@ def write_step_times(folder: Path, times: StepTimes) -> None:
     write_private(folder / STEPS_NAME, msgspec.json.encode(times) + b"\n")
 
 
-def read_step_times(folder: Path) -> StepTimes | None:
+def read_step_times(folder: Path) -> RunSteps | None:
     """The file's content; None where the run wrote none.
 
     Raises:
@@ -60,7 +60,7 @@ def read_step_times(folder: Path) -> StepTimes | None:
     if not path.is_file():
         return None
     try:
-        times = msgspec.json.decode(read_regular(path, _MAX_BYTES), type=StepTimes)
+        times = msgspec.json.decode(read_regular(path, _MAX_BYTES), type=RunSteps)
     except OSError as error:
         raise BundleError(f"{str(path)!r} cannot be read: {error.strerror}") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -25,7 +25,7 @@ from lagom_overlap.export.saved import SETTINGS_NAME, read_saved
 from lagom_overlap.jobfile.run_folder import RECORD, RunFolder, SavedRun
 from lagom_overlap.record import read_regular
 from lagom_overlap.results.conclusion import Conclusion
-from lagom_overlap.results.diff import ChangedSetting, DiffResult, TimeRow
+from lagom_overlap.results.diff import ChangedSetting, ComparedTime, DiffResult
 from lagom_overlap.results.step_times import read_step_times
 from lagom_overlap.toml_tables import parse_toml
 from lagom_overlap.units import format_bytes, format_percent
@@ -158,16 +158,16 @@ def _changed(first: Mapping[str, str], second: Mapping[str, str]) -> Iterator[Ch
             yield ChangedSetting(name=name, first=first.get(name), second=second.get(name))
 
 
-def _times(one: _Side, two: _Side, seed: int) -> Iterator[TimeRow]:
+def _times(one: _Side, two: _Side, seed: int) -> Iterator[ComparedTime]:
     if one.steps_s and two.steps_s:
         first_s, second_s = median(one.steps_s), median(two.steps_s)
         bounds = ratio_interval(one.steps_s, two.steps_s, seed=seed)
         low, high = bounds or (None, None)
         name = f"step, median of {len(one.steps_s)} and {len(two.steps_s)}"
-        yield TimeRow(name=name, first_s=first_s, second_s=second_s, ratio=first_s / second_s, low=low, high=high)
+        yield ComparedTime(name=name, first_s=first_s, second_s=second_s, ratio=first_s / second_s, low=low, high=high)
     for name, first_s in one.times.items():
         if name in two.times:
-            yield TimeRow(name=name, first_s=first_s, second_s=two.times[name], ratio=first_s / two.times[name])
+            yield ComparedTime(name=name, first_s=first_s, second_s=two.times[name], ratio=first_s / two.times[name])
 
 
 def ratio_interval(first_s: Sequence[float], second_s: Sequence[float], *, seed: int = 0) -> tuple[float, float] | None:
@@ -195,7 +195,9 @@ def _resampled_medians(
     return medians
 
 
-def _conclusion(one: _Side, two: _Side, settings: Sequence[ChangedSetting], times: Sequence[TimeRow]) -> Conclusion:
+def _conclusion(
+    one: _Side, two: _Side, settings: Sequence[ChangedSetting], times: Sequence[ComparedTime]
+) -> Conclusion:
     """The first time of all decides: of a training job its steps, else what its verb puts first."""
     if not times:
         why = "the runs have no time in common: a training job's steps are kept once it has settled"
