@@ -19,8 +19,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from lagom_overlap.tuners.problem import SAME_PAIRS
 from lagom_overlap.tuners.sequential import ALPHA, EXACT_PAIRS, MIN_EFFECT, log_wealth, scales
-from lagom_overlap.tuners.study import SAME_PAIRS
 
 Array = NDArray[np.float64]
 BLOCK: Final = 3

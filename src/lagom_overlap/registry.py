@@ -12,8 +12,8 @@ TUNERS: Final = "lagom_overlap.tuners"
 BACKENDS: Final = "lagom_overlap.backends"
 PLANNERS: Final = "lagom_overlap.planners"
 
-_EXTRA_OF: Final = {"torch": "torch", "ortools": "plan", "transformers": "models"}
-"""Package -> our extra that brings it."""
+_OPTIONAL: Final = frozenset({"torch", "ortools", "transformers"})
+"""Packages that parts of ours need and a base install lacks; pip knows them by the names that Python imports."""
 _NO_OPTIONS: Final = ("seed", "on_progress", "warm")
 """Keyword arguments of tuners and planners that a job file does not set."""
 
@@ -36,11 +36,10 @@ def load(group: str, what: str, name: str) -> Callable[..., Any]:
     try:
         return cast("Callable[..., Any]", entries[0].load())
     except ModuleNotFoundError as error:
-        extra = _EXTRA_OF.get(error.name or "")
-        if extra is None:
+        if error.name not in _OPTIONAL:
             raise
         raise MissingDependencyError(
-            f"{what} {name!r} needs the package {error.name!r}: pip install 'lagom-overlap[{extra}]'"
+            f"{what} {name!r} needs the package {error.name!r}: pip install {error.name}"
         ) from None
 
 

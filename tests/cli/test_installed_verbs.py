@@ -62,7 +62,10 @@ def test_without_lagom_emulate_the_verb_says_what_to_install(
     assert main(["emulate", "--cluster", "h100_dgx", "--", "true"]) == 2
     told = capsys.readouterr()
     assert told.out == ""
-    assert told.err == "lagom emulate: this verb is not installed; run: pip install 'lagom-overlap[emulate]'\n"
+    assert (
+        told.err
+        == "lagom emulate: this verb is not installed; run: pip install ./emulate (in a clone of the repository)\n"
+    )
 
 
 @pytest.mark.usefixtures("greeting")

@@ -32,7 +32,7 @@ _REFUSALS: Final = frozenset(
 
 VERB_GROUP: Final = "lagom_overlap.verbs"
 """Entry points of other distributions, by the verb's name: what adds its flags, and sets `run`."""
-_ELSEWHERE: Final = {"emulate": "pip install 'lagom-overlap[emulate]'"}
+_ELSEWHERE: Final = {"emulate": "pip install ./emulate (in a clone of the repository)"}
 """Verbs of ours in distributions of their own, and what installs them."""
 
 
@@ -98,6 +98,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(given: Sequence[str], verb: str, *, debug: bool) -> int:
     try:
         parser, verbs = _parser(verb)
+        if not given:  # whoever types the name alone asks what there is
+            parser.print_help()
+            return 0
         if verb not in verbs.choices and verb[:1] not in ("", "-"):
             if verb in _ELSEWHERE:
                 raise MissingDependencyError(f"this verb is not installed; run: {_ELSEWHERE[verb]}")

@@ -60,5 +60,5 @@ def _profile(arguments: argparse.Namespace) -> int:
         say(result.to_json())
         return 0
     show(profile_summary(result))
-    say(f'\nUse it: [cluster] preset = "{result.files[0]}"')
+    say(f'\nUse it: [cluster] preset = "{result.files[0].resolve()}"')
     return 0

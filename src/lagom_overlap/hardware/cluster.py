@@ -154,7 +154,7 @@ def load_preset(
 
     With `num_nodes` nodes, `gpus_per_node` GPUs in each, and GPUs of the name or file `gpu`, if given.
 
-    A file has the keys of a preset. `gpu` is a GPU's name or file (seen from the working directory) or a table of the
+    A file has the keys of a preset. `gpu` is a GPU's name or file (seen from the cluster file) or a table of the
     hardware; other tables of a GPU's file (`gpu_file`) may stand next to it.
 
     Raises:
@@ -162,7 +162,11 @@ def load_preset(
         JobError: if the file cannot be read or describes no cluster, or its nodes cannot have that many GPUs.
     """
     if name.endswith(".toml"):
-        cluster = _cluster_of(read_preset_file(Path(name), "cluster file"), f"cluster file {name!r}")
+        tables = read_preset_file(Path(name), "cluster file")
+        own_gpu = tables.get("gpu")
+        if isinstance(own_gpu, str) and own_gpu.endswith(".toml"):
+            tables = {**tables, "gpu": str(Path(name).parent / own_gpu)}
+        cluster = _cluster_of(tables, f"cluster file {name!r}")
     else:
         if name not in preset_names():
             raise UnknownNameError.among("cluster preset", name, preset_names())

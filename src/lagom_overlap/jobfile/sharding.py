@@ -89,9 +89,8 @@ def _part(module: str) -> Any:
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        extra = {"torch": "torch", "transformers": "models", "ortools": "plan"}.get(error.name or "")
-        if extra is None:
+        if error.name not in ("torch", "transformers", "ortools"):
             raise
         raise MissingDependencyError(
-            f"a search for a sharding needs the package {error.name!r}: pip install 'lagom-overlap[{extra}]'"
+            f"a search for a sharding needs the package {error.name!r}: pip install {error.name}"
         ) from None

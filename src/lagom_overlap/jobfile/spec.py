@@ -17,7 +17,7 @@ from msgspec import Meta
 from lagom_overlap.collective import Algorithm, CollectiveKind, LaunchOrder, Protocol, StreamPriority, Transport
 from lagom_overlap.errors import JobError, did_you_mean, in_words
 from lagom_overlap.planners.carriers import Carrier
-from lagom_overlap.record import read_regular
+from lagom_overlap.record import read_regular, starts_with
 from lagom_overlap.toml_tables import Count, Name, Size, parse_toml, types_in
 from lagom_overlap.tuners.registry import OURS
 from lagom_overlap.tuners.warm_start import WarmSource
@@ -300,17 +300,13 @@ def read_job(path: Path, *, is_emulated: bool = False) -> JobSpec:
     Raises:
         JobError: if it is missing, unreadable, oversized, no TOML, or holds what is not allowed.
     """
+    _refuse_other_kinds(path)
     try:
         content = read_regular(path, MAX_JOB_BYTES)
     except FileNotFoundError:
         raise JobError(f"job file {str(path)!r} does not exist") from None
     except OSError as error:
         raise JobError(f"job file {str(path)!r} cannot be read: {error.strerror}") from None
-    if content.startswith(_CAPTURES):
-        raise JobError(
-            f"{str(path)!r} is no job file; if it is a capture, a job file names it: [job] name, [model] capture = "
-            f"{str(path)!r}, [cluster] preset (lagom plan takes one without, with --cluster)"
-        )
     try:
         raw = parse_toml(content)
     except UnicodeDecodeError as error:
@@ -320,12 +316,47 @@ def read_job(path: Path, *, is_emulated: bool = False) -> JobSpec:
     return _seen_from(parse_job(raw, str(path), is_emulated=is_emulated), path.parent)
 
 
-_CAPTURES: Final = (b"\x1f\x8b", b'{"')
-"""How gzip and JSON begin; no TOML does."""
+_OTHERS: Final = (b"\x1f\x8b", b"{", b"SQLite format 3")
+"""How gzip, JSON and Nsight's exports begin; no TOML does."""
+
+
+def _refuse_other_kinds(path: Path) -> None:
+    """Refuses what is for another verb, and names that verb.
+
+    Raises:
+        JobError: if it is a folder, a trace or a capture.
+    """
+    if path.is_dir():
+        raise JobError(f"{str(path)!r} is a folder, no job file; if it holds traces: lagom analyze {path}")
+    if not starts_with(path, *_OTHERS):
+        return
+    from lagom_overlap.trace.reader import is_trace  # noqa: PLC0415 - decoders of traces, for a mistake
+
+    if is_trace(path):
+        raise JobError(
+            f"{str(path)!r} is a profiler's trace, no job file: lagom analyze {path} says what overlaps in it, "
+            f"lagom tune --from-trace {path} what tuning would gain"
+        )
+    raise JobError(
+        f"{str(path)!r} is no job file; if it is a capture, a job file names it: [job] name, [model] capture = "
+        f"{str(path)!r}, [cluster] preset (lagom plan takes one without, with --cluster)"
+    )
+
+
+def _file_seen_from(name: str | None, folder: Path) -> str | None:
+    """What names a preset, or a file of one: the name of a file as seen from where we are."""
+    return str(folder / name) if name is not None and name.endswith(".toml") else name
 
 
 def _seen_from(spec: JobSpec, folder: Path) -> JobSpec:
-    """The job, its paths (but the cluster's) as seen from where we are, not from the job file's folder."""
+    """The job, its paths as seen from where we are, not from the job file's folder."""
+    if spec.cluster is not None:
+        preset, gpu = (_file_seen_from(name, folder) for name in (spec.cluster.preset, spec.cluster.gpu))
+        assert preset is not None
+        spec = msgspec.structs.replace(spec, cluster=msgspec.structs.replace(spec.cluster, preset=preset, gpu=gpu))
+    if spec.model is not None and spec.model.name is not None:
+        named = _file_seen_from(spec.model.name, folder)
+        spec = msgspec.structs.replace(spec, model=msgspec.structs.replace(spec.model, name=named))
     begin = spec.tune.warm_start
     if begin is not None and begin not in list(WarmSource):
         tune = msgspec.structs.replace(spec.tune, warm_start=str(folder / begin))

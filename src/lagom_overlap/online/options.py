@@ -6,7 +6,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Final
 
-from lagom_overlap.tuners.problem import MAX_PAIRS, MIN_PAIRS
+from lagom_overlap.tuners.problem import MAX_PAIRS, MIN_PAIRS, most_verdict_steps
 from lagom_overlap.tuners.registry import OURS
 
 MODE_VARIABLE: Final = "LAGOM_RUN_MODE"
@@ -91,6 +91,21 @@ class OnlineOptions:
         ]
         if wrong:
             raise ValueError("; ".join(wrong))
+
+    @property
+    def budget_warning(self) -> str:
+        """Why nothing could be adopted: `max_steps` holds no whole verdict; "" where it does, or no search is wanted.
+
+        The least that is known before the job's groups are: default against tuned, in windows.
+        """
+        verdict = most_verdict_steps(self.num_pairs) * self.window_steps
+        if not 0 < self.max_steps < verdict:
+            return ""
+        return (
+            f"max_steps is {self.max_steps}, but the verdict alone may take {verdict} steps ({self.num_pairs} pairs of "
+            f"{self.window_steps}-step windows): nothing will be tuned; allow max_steps of {verdict} and the search's "
+            "own, or fewer num_pairs"
+        )
 
 
 def is_disabled() -> bool:

@@ -147,6 +147,8 @@ class OnlineTuner:
         if why := self._why_off(exchange, enabled=enabled):
             self._refuse(exchange, why)
             return
+        if self._rank == 0 and (warning := chosen.budget_warning):
+            _log.warning("online tuning: %s", warning)
         with contextlib.ExitStack() as undo:
             undo.callback(self._refuse, exchange, "could not begin")
             self._engine = engine_in_use()

@@ -1,4 +1,4 @@
-"""A table that never cuts a value: as wide as the terminal, at most 80 columns, or stacked where that is too narrow.
+"""A table that never cuts a value: at most 80 columns wide, up to 120 where a text would wrap, or stacked.
 
 Columns that do not wrap hold numbers and are shown whole; the others wrap at words. A terminal with too little room for
 both gets one paragraph per row: its first cell, and below it every other cell after its column's name.
@@ -15,7 +15,9 @@ from rich.table import Column, Table
 from rich.text import Text
 
 WIDTH: Final = 80
-"""Columns that a table takes at most."""
+"""Columns that a table takes at most while its texts fit."""
+MOST_WIDTH: Final = 120
+"""Columns that one takes whose texts would wrap: in a longer row the eye loses the line."""
 _LEAST_TEXT: Final = 12
 """Columns below which wrapped text is no longer read."""
 _LONGEST_WORD: Final = 30
@@ -30,7 +32,7 @@ class Fitted:
         self._table = table
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        width = min(WIDTH, options.max_width)
+        width = min(options.max_width, max(WIDTH, min(MOST_WIDTH, self._whole_width())))
         if self._least_width() <= width:
             self._table.width = None if self._table.width is None else width
             yield self._table
@@ -47,11 +49,18 @@ class Fitted:
 
     def _least_width(self) -> int:
         """The columns that the numbers take, with some for each column of text."""
+        return sum(map(_least_of, self._table.columns)) + self._between()
+
+    def _whole_width(self) -> int:
+        """The columns in which no text wraps."""
+        return sum(map(_widest_of, self._table.columns)) + self._between()
+
+    def _between(self) -> int:
+        """The columns that padding and lines take."""
         columns, table = self._table.columns, self._table
         _, right, _, left = table.padding
-        between = (left + right) * len(columns) - (0 if table.pad_edge else left + right)
-        lines = len(columns) + 1 if table.box else 0
-        return sum(map(_least_of, columns)) + between + lines
+        padding = (left + right) * len(columns) - (0 if table.pad_edge else left + right)
+        return padding + (len(columns) + 1 if table.box else 0)
 
     def _stacked(self, row: list[Text], width: int) -> Iterator[RenderableType]:
         """The first cell that says something on its own line, the others below it in as few lines as hold them."""
@@ -84,6 +93,12 @@ def _name_of(column: Column) -> str:
 
 def _text(cell: object) -> Text:
     return cell if isinstance(cell, Text) else Text(str(cell))
+
+
+def _widest_of(column: Column) -> int:
+    """The longest line of a column."""
+    lines = (line for cell in (column.header, *column.cells) for line in _text(cell).plain.splitlines())
+    return max(map(cell_len, lines), default=0)
 
 
 def _least_of(column: Column) -> int:

@@ -38,7 +38,7 @@ def what_if_parts(answers: Sequence[WhatIf], *, has_job: bool = False) -> list[R
         return []
     table = Table(box=None, width=WIDTH, pad_edge=False, header_style="dim")
     table.add_column("what if", ratio=1)
-    for name in ("gain", "by the model's error", "answer"):
+    for name in ("gain", "error range", "answer"):
         table.add_column(name, justify="right", no_wrap=True)
     for answer in answers[:MAX_SHOWN]:
         cells = (format_percent(answer.share, signed=True), interval_text(answer), answer.verdict.value)

@@ -8,7 +8,7 @@ import io
 import re
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -218,12 +218,33 @@ def trace_paths(path: Path) -> tuple[Path, ...]:
     if not path.is_dir():
         if not path.is_file():
             raise TraceError(f"{str(path)!r} is no regular file")
+        if path.suffix == ".toml":
+            raise TraceError(
+                f"{str(path)!r} is no trace; if it is a job file: lagom simulate {path} predicts its step, "
+                f"lagom tune {path} tunes its collectives"
+            )
         return (path,)
     found = tuple(sorted(p for p in path.iterdir() if p.is_file() and _is_named_like_a_trace(p.name)))
     if not found:
         allowed = ", ".join(_TRACE_SUFFIXES)
         raise TraceError(f"folder {str(path)!r} holds no trace (folders in it are not searched); allowed: {allowed}")
     return found
+
+
+def distinct_files(paths: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[str, ...]]:
+    """The traces of files and folders, each file once, and a sentence for each that was named again.
+
+    Raises:
+        TraceError: as `trace_paths`.
+    """
+    first: dict[tuple[int, int], Path] = {}
+    notes = []
+    for file in (file for path in paths for file in trace_paths(path)):
+        status = file.stat()
+        known = first.setdefault((status.st_dev, status.st_ino), file)
+        if known is not file:
+            notes.append(f"{short_name(file)} was named twice and counts once.")
+    return tuple(first.values()), tuple(dict.fromkeys(notes))
 
 
 def _refuse_foreign(head: bytes, name: str) -> None:

@@ -170,6 +170,18 @@ def _read_cpu(path: Path, index: int, error: TraceError) -> _Read:
         return why
 
 
+def is_trace(path: Path) -> bool:
+    """Whether a file looks like a profiler's, by its first 64 KiB; False if it cannot be read."""
+    try:
+        if is_sqlite(path):
+            return True
+        with open_streams(path) as streams:
+            head = next(iter(streams)).read(_SNIFF)
+    except (TraceError, StopIteration):
+        return False
+    return _which(head) is not None
+
+
 def read_file(path: Path, options: ReadOptions) -> Iterator[GpuTrace]:
     """The traces of one file, in the order in which they stand in it.
 

@@ -21,6 +21,15 @@ MIN_PAIRS: Final = 3
 """The fewest rounds of a verdict that may be asked for: exact times need that many (`sequential.EXACT_PAIRS`)."""
 MAX_PAIRS: Final = 101
 """The most rounds of a verdict that may be asked for. Bounds its cost; chosen, not measured."""
+SAME_PAIRS: Final = 3
+"""Pairs of the default before the rounds (the A/A phase), which measure the noise; one if they repeat to the last
+bit."""
+
+
+def most_verdict_steps(num_pairs: int, num_arms: int = 2) -> int:
+    """The most steps of a verdict: pairs of the default, then rounds times contenders (default and tuned, or more)."""
+    return 2 * SAME_PAIRS + num_pairs * num_arms
+
 
 Assignment = tuple[CommConfig, ...]
 """One configuration per collective of a group, in the group's order."""

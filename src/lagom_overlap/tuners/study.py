@@ -14,13 +14,19 @@ from typing import Final
 from lagom_overlap.errors import BackendError, BundleError
 from lagom_overlap.tuners.base import Problems, Trial, Tuner, check_outcomes, problems_by_name
 from lagom_overlap.tuners.journal import Entry, Step, StepKind
-from lagom_overlap.tuners.problem import MAX_PAIRS, MIN_PAIRS, Assignment, Failure, Measurement, Outcome
+from lagom_overlap.tuners.problem import (
+    MAX_PAIRS,
+    MIN_PAIRS,
+    SAME_PAIRS,
+    Assignment,
+    Failure,
+    Measurement,
+    Outcome,
+    most_verdict_steps,
+)
 from lagom_overlap.tuners.sequential import Decision, Judgement, judged_pairs
 from lagom_overlap.tuners.verdict import DEFAULT_ARM, SAME_ARM, TUNED_ARM, Verdict, judge
 
-SAME_PAIRS: Final = 3
-"""Pairs of the default before the rounds (the A/A phase), which measure the noise; one if they repeat to the last
-bit."""
 UNCHANGED_PAIRS: Final = 9
 """Rounds if the tuned assignment is the default: there is nothing to prove, they only compare it with the baselines."""
 
@@ -120,7 +126,7 @@ class Study:
     @property
     def num_verdict_steps(self) -> int:
         """The most steps that the verdict takes: pairs of the default, then rounds times contenders."""
-        return 2 * SAME_PAIRS + self._num_pairs * len(self._arms())
+        return most_verdict_steps(self._num_pairs, len(self._arms()))
 
     @property
     def num_rounds(self) -> int:

@@ -22,7 +22,7 @@ from lagom_overlap.results.analyze import Analysis, AnalyzeResult
 from lagom_overlap.results.analyze_against import against_run
 from lagom_overlap.results.analyze_rows import collective_times, contention_times, group_times, part_times, rank_times
 from lagom_overlap.sim.what_if import WhatIf
-from lagom_overlap.trace.files import DEFAULT_LIMITS, EXAMPLE, Limits
+from lagom_overlap.trace.files import DEFAULT_LIMITS, EXAMPLE, Limits, distinct_files
 from lagom_overlap.trace.gpu_trace import GpuTrace, seconds
 from lagom_overlap.trace.reader import ReadOptions, ReadProgress, compile_pattern, read_traces
 
@@ -82,12 +82,14 @@ def run_analyze(request: AnalyzeRequest, observe: Callable[[ReadProgress], None]
         held = read_traces(paths, options, observe, num_jobs=request.num_jobs, unread=unread)
         return tuple(rename(trace) for trace in held)
 
-    traces = read(request.traces)
+    files, repeated = distinct_files(request.traces)
+    traces = read(files)
     if request.compat is Compat.HTA and not any(len(trace.events) for trace in traces):
         raise TraceError("--compat hta needs a trace with a timeline; HTA reads Kineto traces only")
     findings = analyse(traces, seed=request.seed, gpus_per_node=None if machine is None else machine.gpus_per_node)
     filled = _filled(findings, machine)
-    findings = replace(findings, warnings=_unread(unread, request) + findings.warnings + filled.sentences)
+    warnings = _unread(unread, request) + findings.warnings + filled.sentences + _shown(repeated, request)
+    findings = replace(findings, warnings=warnings)
     other = analyse(read(request.against), seed=request.seed) if request.against else None
     compared = None if other is None else against(findings, other, seed=request.seed)
     groups = overlap_groups(findings)
@@ -142,6 +144,13 @@ def _unread(lines: list[str], request: AnalyzeRequest) -> tuple[str, ...]:
     if request.is_anonymous and lines:
         return (f"files that cannot be read are left out: {len(lines)}",)
     return tuple(lines)
+
+
+def _shown(repeated: tuple[str, ...], request: AnalyzeRequest) -> tuple[str, ...]:
+    """What is said of files that were named twice: an anonymous request names none."""
+    if not (repeated and request.is_anonymous):
+        return repeated
+    return (f"{len(repeated)} traces were named twice and count once.",)
 
 
 def _renaming(request: AnalyzeRequest) -> Callable[[GpuTrace], GpuTrace]:

@@ -136,12 +136,9 @@ def _torch_part(module: str) -> Any:
     try:
         return import_module(f"lagom_overlap.capturing.{module}")
     except ModuleNotFoundError as error:
-        extra = {"torch": "torch", "transformers": "models"}.get(error.name or "")
-        if extra is None:
+        if error.name not in ("torch", "transformers"):
             raise
-        raise MissingDependencyError(
-            f"capture needs the package {error.name!r}: pip install 'lagom-overlap[{extra}]'"
-        ) from None
+        raise MissingDependencyError(f"capture needs the package {error.name!r}: pip install {error.name}") from None
 
 
 def _capture_named(

@@ -30,7 +30,7 @@ _OTHER_RELEASES: Final = ((2, 21, 5), (2, 23, 4), (2, 27, 7), (2, 31, 2), (2, 32
 
 def _torch() -> DoctorCheck:
     if importlib.util.find_spec("torch") is None:
-        return DoctorCheck(name="torch", ok=False, found="not installed", remedy="pip install 'lagom-overlap[torch]'")
+        return DoctorCheck(name="torch", ok=False, found="not installed", remedy="pip install torch")
     import torch  # noqa: PLC0415  torch is an extra: imported only where it was found
     import torch.distributed as dist  # noqa: PLC0415
 
@@ -48,7 +48,7 @@ def _tested_torch() -> DoctorCheck:
     name, rows = "PyTorch tested", releases_tested()
     version = package_versions().get("torch")
     if version is None or not rows:
-        return DoctorCheck(name=name, ok=False, found="needs torch", remedy="pip install 'lagom-overlap[torch]'")
+        return DoctorCheck(name=name, ok=False, found="needs torch", remedy="pip install torch")
     found = [row for row in rows if row.release == release_of(version)]
     if found:
         row = found[-1]
@@ -94,9 +94,7 @@ def _cuda() -> DoctorCheck:
 
 def _carve_out() -> DoctorCheck:
     if importlib.util.find_spec("torch") is None:
-        return DoctorCheck(
-            name="SM carve-out", ok=False, found="needs torch", remedy="pip install 'lagom-overlap[torch]'"
-        )
+        return DoctorCheck(name="SM carve-out", ok=False, found="needs torch", remedy="pip install torch")
     from lagom_overlap.engines.carve_out import carve_out_support  # noqa: PLC0415  torch is an extra
 
     support = carve_out_support()
@@ -201,9 +199,7 @@ def support_matrix() -> list[SupportRow]:
 
 def _link_emulation() -> DoctorCheck:
     if importlib.util.find_spec("torch") is None:
-        return DoctorCheck(
-            name="link emulation", ok=False, found="needs torch", remedy="pip install 'lagom-overlap[torch]'"
-        )
+        return DoctorCheck(name="link emulation", ok=False, found="needs torch", remedy="pip install torch")
     from lagom_overlap.backends.gloo import probe_link_emulation  # noqa: PLC0415  torch is an extra
 
     why = probe_link_emulation()

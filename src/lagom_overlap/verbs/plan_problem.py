@@ -286,9 +286,7 @@ def _captured(script: Path, function: str, num_ranks: int) -> tuple[IssuedStep, 
         from lagom_overlap.capturing.fake_world import fake_world  # noqa: PLC0415  # torch, which other jobs do without
         from lagom_overlap.engines.fx.program import TrainingStepError, load_program  # noqa: PLC0415
     except ModuleNotFoundError as error:
-        raise MissingDependencyError(
-            f"a [program] needs the package {error.name!r}: pip install 'lagom-overlap[torch]'"
-        ) from None
+        raise MissingDependencyError(f"a [program] needs the package {error.name!r}: pip install torch") from None
 
     try:
         with fake_world(num_ranks):

@@ -305,7 +305,7 @@ def _surface(result: SelfTestResult) -> ContentionSurface:
 
 def _require_torch() -> None:
     if importlib.util.find_spec("torch") is None:
-        raise MissingDependencyError('the self-test of NCCL needs torch: pip install "lagom-overlap[torch]"')
+        raise MissingDependencyError("the self-test of NCCL needs torch: pip install torch")
 
 
 def _cuda_benches(request: SelfTestRequest) -> Callable[[Path], Benches]:

@@ -50,9 +50,7 @@ def run_profile(job: Job, out: Path, *, repeats: int = REPEATS) -> ProfileResult
     try:
         from lagom_overlap.engines.operator_probe import probe_operators  # noqa: PLC0415  torch, only where it is used
     except ModuleNotFoundError as error:
-        raise MissingDependencyError(
-            f"--profile needs the package {error.name!r}: pip install 'lagom-overlap[torch]'"
-        ) from None
+        raise MissingDependencyError(f"--profile needs the package {error.name!r}: pip install torch") from None
     folder = RunFolder.create(out, spec.job.name)
     rows = [(whole, pieces, part) for whole in works for pieces in PIECES if (part := chunk_of(whole, pieces))]
     measured = probe_operators([part for _, _, part in rows], repeats=repeats, seed=spec.tune.seed)

@@ -12,4 +12,4 @@ def require_torch(backend: str = "gloo") -> None:
         MissingDependencyError: with the pip line.
     """
     if importlib.util.find_spec("torch") is None:
-        raise MissingDependencyError(f'the {backend} backend needs torch: pip install "lagom-overlap[torch]"')
+        raise MissingDependencyError(f"the {backend} backend needs torch: pip install torch")

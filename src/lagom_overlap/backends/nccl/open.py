@@ -48,7 +48,7 @@ def join_if_launched() -> int | None:
 def _checked(launched: RankPlace | None) -> RankPlace:
     """Refuses what cannot work, cheapest first."""
     if importlib.util.find_spec("torch") is None:
-        raise MissingDependencyError('the nccl backend needs torch: pip install "lagom-overlap[torch]"')
+        raise MissingDependencyError("the nccl backend needs torch: pip install torch")
     import torch  # noqa: PLC0415  torch is an extra
 
     if not torch.cuda.is_available():
