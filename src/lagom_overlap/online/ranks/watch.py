@@ -17,8 +17,8 @@ from lagom_overlap.online.ranks.messages import Report, SwitchState, WindowPlan,
 from lagom_overlap.online.ranks.plans import PROBATION_STEPS, Plans
 from lagom_overlap.online.slow_phases import SlowPhases
 from lagom_overlap.online.watcher import Watcher
+from lagom_overlap.tuners.problem import SAME_PAIRS
 from lagom_overlap.tuners.sequential import LEAST_PAIRS
-from lagom_overlap.tuners.study import SAME_PAIRS
 
 _log = logging.getLogger(__name__)
 
