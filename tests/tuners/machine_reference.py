@@ -1,4 +1,4 @@
-"""The model of `model_based` in plain numpy, for comparison with csrc/lagom_search_*.c: slow, and easy to read.
+"""The model of the machine in plain numpy, for comparison with csrc/lagom_search_*.c: slow, and easy to read.
 
 The formulas are those of `model.py` and `surrogate.py`; here derivatives are differences, the
 progress of the computations is a sum over clipped intervals (there: events in order), and nothing is kept between

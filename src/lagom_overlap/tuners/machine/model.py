@@ -238,10 +238,6 @@ NUM_STEPS = 8
 """Damped Gauss-Newton steps of a fit at most; it starts where the last one ended."""
 
 
-CALL_WORK = 2000
-"""What a call costs on top of its own work: its arguments, and the Python around it."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ModelFit:
     """Best parameters (S, P), their covariances (S, P, P) and costs (S,), half a sum of squares, prior included."""
@@ -258,7 +254,7 @@ class ModelFit:
 
 
 class GroupModel:
-    """One group as the library reads it; `work` counts what was computed, in evaluations."""
+    """One group as the library reads it."""
 
     def __init__(self, search_space: SearchSpace, compute_model: ComputeModel) -> None:
         self.search_space, self.compute_model, misfit = search_space, compute_model, MISFITS[compute_model.knowledge]
@@ -297,16 +293,10 @@ class GroupModel:
             body_sd=misfit.body_sd,
             step_sd=misfit.step_sd,
         )
-        self._work, self._num_calls = c_int64(0), 0
-
-    @property
-    def work(self) -> int:
-        """Evaluations so far, roughly, and what Python adds in their terms: effort that no clock disturbs."""
-        return self._work.value + CALL_WORK * self._num_calls
+        self._work = c_int64(0)
 
     def run(self, name: str, *arguments: object) -> None:
-        """A function of the library on this group that counts its work."""
-        self._num_calls += 1
+        """A function of the library on this group; it counts its work, which nobody reads."""
         call(name, byref(self.struct), *arguments, byref(self._work))
 
 

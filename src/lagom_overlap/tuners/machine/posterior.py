@@ -142,8 +142,6 @@ class Posterior:
         self._model, self._wire_prior, self._wire_key = model, wire_prior, wire_key
         self._sms: Ints = np.arange(len(model.compute_model.sm_counts))
         self._last: _Posteriors | None = None
-        self.is_warm = False
-        """Whether the last fits use the priors of other runs for wire and computations."""
 
     @property
     def compute_model(self) -> ComputeModel:
@@ -155,11 +153,6 @@ class Posterior:
         """What the last fits rest on."""
         assert self._last is not None, "no fit yet"
         return self._last.evidence.record
-
-    @property
-    def work(self) -> int:
-        """Evaluations so far."""
-        return self._model.work
 
     def update(self, record: Record, sigma: float, pool: Pool, name: str) -> None:
         """Fits the wire, then the concurrent computations: by itself for the others, then with what they know."""
@@ -177,8 +170,7 @@ class Posterior:
         if taught is not None:
             wire = evidence.fit_wire(taught, wire.params[0])
         wires = Wires(evidence, wire.params[0])
-        body, is_warm_too = self._fit_body(evidence, wires, pool, name, same_wire=is_warm)
-        self.is_warm = is_warm and is_warm_too
+        body = self._fit_body(evidence, wires, pool, name, same_wire=is_warm)
         self._last = _Posteriors(evidence=evidence, wires=wires, wire=wire, body=body)
 
     def surrogate(self) -> Surrogate:
@@ -199,10 +191,8 @@ class Posterior:
         wires = Wires(self._last.evidence, wire_drawn)
         return Surrogate(self._last.evidence, wires, int(self._sms[index]), body_drawn)
 
-    def _fit_body(
-        self, evidence: Evidence, wires: Wires, pool: Pool, name: str, *, same_wire: bool
-    ) -> tuple[ModelFit, bool]:
-        """The fit of the computations, and whether it uses the prior of other runs."""
+    def _fit_body(self, evidence: Evidence, wires: Wires, pool: Pool, name: str, *, same_wire: bool) -> ModelFit:
+        """The fit of the computations."""
         compute_model, prior = self._model.compute_model, self._model.compute_model.prior
         key = "body", compute_model.knowledge
         start = np.tile(prior.mean, (len(self._sms), 1)) if self._last is None else self._last.body.params
@@ -212,13 +202,12 @@ class Posterior:
         if compute_model.knows_grid:
             pool.learn_sm_counts(name, dict(zip(counts, fit.cost.tolist(), strict=True)))
         against = pool.against_sm_counts(name, counts)
-        is_warm, warm = False, None if pool.earlier is None else _own_scale(pool.earlier.prior(key, name, prior), prior)
+        warm = None if pool.earlier is None else _own_scale(pool.earlier.prior(key, name, prior), prior)
         if pool.earlier is not None and warm is not None:
             warmed = evidence.fit_body(wires, self._sms, warm, fit.params)
             # Where the wire is that of the other run, so is the machine: enough if nothing speaks against it.
             least = UNCONTRADICTED if same_wire else pool.earlier.least_evidence
-            is_warm = warmed.log_evidence(warm) > fit.log_evidence(prior) + least
-            if is_warm:
+            if warmed.log_evidence(warm) > fit.log_evidence(prior) + least:
                 prior, fit = warm, warmed
                 against = against + pool.earlier.against_sm_counts(name, counts)
         taught = _own_scale(pool.prior(key, name, prior), prior)
@@ -229,7 +218,7 @@ class Posterior:
             kept = np.argsort(fit.cost, kind="stable")[:MAX_SM_COUNTS]
             self._sms = self._sms[kept]
             fit = ModelFit(params=fit.params[kept], covariance=fit.covariance[kept], cost=fit.cost[kept])
-        return fit, is_warm
+        return fit
 
 
 def _own_scale(taught: Prior | None, own: Prior) -> Prior | None:

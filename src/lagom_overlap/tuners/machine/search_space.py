@@ -3,7 +3,7 @@
 The configurations of one collective as arrays, thinned where a space is huge.
 """
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import log
 from typing import Final
@@ -49,22 +49,6 @@ class Lattice:
 
     def __len__(self) -> int:
         return len(self.configs)
-
-    def between(self, share: float, excluded: Container[int] = ()) -> int:
-        """The place nearest to a share of both logarithmic ranges, of the first place's implementation."""
-        channels, chunks = np.log(self.channels), np.log(self.chunk_bytes)
-        apart = sum(np.abs(axis - axis.min() - share * np.ptp(axis)) for axis in (channels, chunks))
-        return self._nearest(np.asarray(apart), int(self.kind[0]), 0, excluded)
-
-    def moved(self, place: int, channels: float, chunk: float, excluded: Container[int] = ()) -> int:
-        """The place nearest to a multiple of a place's channels and chunk, of the same implementation."""
-        wanted = log(self.channels[place] * channels), log(self.chunk_bytes[place] * chunk)
-        apart = np.abs(np.log(self.channels) - wanted[0]) + np.abs(np.log(self.chunk_bytes) - wanted[1])
-        return self._nearest(apart, int(self.kind[place]), place, excluded)
-
-    def _nearest(self, apart: Floats, kind: int, otherwise: int, excluded: Container[int]) -> int:
-        order = np.argsort(np.where(self.kind == kind, apart, np.inf), kind="stable").tolist()
-        return next((near for near in order if near not in excluded and self.kind[near] == kind), otherwise)
 
 
 def _thinned(axis: Sequence[int | None], most: int, keep: int | None) -> list[int]:
