@@ -15,7 +15,7 @@ from lagom_overlap.analysis.estimate import FillIn
 from lagom_overlap.analysis.findings import Findings, analyse
 from lagom_overlap.analysis.groups import TraceGroup, overlap_groups
 from lagom_overlap.analysis.hta import hta_figures
-from lagom_overlap.errors import TraceError
+from lagom_overlap.errors import LagomError, TraceError
 from lagom_overlap.hardware import Cluster
 from lagom_overlap.record import check_new_folder, utc_now
 from lagom_overlap.results.analyze import Analysis, AnalyzeResult
@@ -169,7 +169,10 @@ def _filled(findings: Findings, machine: Cluster | None) -> FillIn:
         return FillIn.nothing()
     from lagom_overlap.analysis.fill_in import fill_in  # noqa: PLC0415 - the cost model takes its time to import
 
-    return fill_in(findings, machine)
+    try:
+        return fill_in(findings, machine)
+    except (LagomError, ValueError):  # a machine that the model does not hold: what is measured stands without it
+        return FillIn.nothing()
 
 
 def _what_ifs(findings: Findings, groups: tuple[TraceGroup, ...], machine: Cluster | None) -> tuple[WhatIf, ...]:
@@ -178,7 +181,10 @@ def _what_ifs(findings: Findings, groups: tuple[TraceGroup, ...], machine: Clust
         return ()
     from lagom_overlap.analysis.what_if import traced_what_ifs  # noqa: PLC0415 - the cost model takes its time to import
 
-    return traced_what_ifs(findings, groups, machine)
+    try:
+        return traced_what_ifs(findings, groups, machine)
+    except (LagomError, ValueError):  # as above
+        return ()
 
 
 def _record(request: AnalyzeRequest) -> dict[str, object]:
