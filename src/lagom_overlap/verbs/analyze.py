@@ -124,7 +124,10 @@ def _next_line(request: AnalyzeRequest, findings: Findings, *, has_groups: bool)
     """What to type next: a prediction from these traces where something overlaps, else a better recording."""
     first = request.traces[0]
     if first == EXAMPLE:
-        return f"lagom tune --from-trace {shlex.quote(str(EXAMPLE))}  # what other settings would gain"
+        find = (
+            "from lagom_overlap.trace.files import EXAMPLE; print(EXAMPLE)"  # a path would name this machine's folders
+        )
+        return f"lagom tune --from-trace \"$(python -c '{find}')\"  # what other settings would gain"
     traces = "TRACE" if request.is_anonymous else shlex.quote(first.name if first.is_absolute() else str(first))
     if findings.hangs:
         return "py-spy dump --pid PID  # on a rank that did not come: where it stands instead"
