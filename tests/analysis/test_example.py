@@ -24,6 +24,7 @@ def test_the_example_says_what_was_put_into_it(found):
     assert found["ranks"][0]["steps"] == 5
     assert "made-up" in found["warnings"][0]
     assert found["next_line"].startswith("lagom tune --from-trace ")
+    assert str(EXAMPLE.parent) not in json.dumps(found)
     assert EXAMPLE.stat().st_size < 50_000
 
 

@@ -357,3 +357,28 @@ def test_the_headline_tells_copies_that_nothing_hides_where_they_weigh(tmp_path)
     file.kernel("Memcpy HtoD (Pinned -> Device)", 80, 20, cat="gpu_memcpy", bytes=4)
     report = run_analyze(AnalyzeRequest(traces=(file.write(tmp_path / "t.json"),)))
     assert analysis_text(report).endswith(", copies alone 10.0 us (10.0 %).")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "sms"),
+    [
+        ("NVIDIA H100 PCIe", 114),
+        ("NVIDIA H100 PCIe MIG 1g.10gb", 16),
+        ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", 42),
+        ("AMD Instinct MI300X", 38),
+        ("AMD Instinct MI355X", 32),
+        ("AMD Instinct MI300X", 37),
+        ("NVIDIA H100 80GB HBM3", 1),
+        ("NVIDIA H100 80GB HBM3", 100_000),
+    ],
+)
+def test_no_number_of_sms_takes_the_figures_away(tmp_path, gpu, sms):
+    file = job()
+    file.top["deviceProperties"] = [{"id": 0, "name": gpu, "numSms": sms}]
+    path, whole = file.write(tmp_path / "rank0.json"), job().write(tmp_path / "rank1.json")
+    ours, theirs = (run_analyze(AnalyzeRequest(traces=(held,))).ranks[0] for held in (path, whole))
+    assert (ours.span_s, ours.compute_s, ours.exposed_comm_s) == (
+        theirs.span_s,
+        theirs.compute_s,
+        theirs.exposed_comm_s,
+    )

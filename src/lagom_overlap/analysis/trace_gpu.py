@@ -7,9 +7,14 @@ trace's own number of SMs: a card with another memory is taken for its sister.
 import re
 from dataclasses import replace
 from functools import lru_cache
+from typing import Final
 
+from lagom_overlap.errors import LagomError
 from lagom_overlap.hardware import Cluster, Gpu, load_preset, preset_names
 from lagom_overlap.trace.gpu_trace import GpuTrace
+
+_FEWEST_SMS: Final = 4
+"""A slice of a GPU with fewer is nothing that the model of channels and waves is made for."""
 
 
 @lru_cache
@@ -30,7 +35,20 @@ def cluster_of_trace(trace: GpuTrace, named: Cluster | None = None) -> Cluster |
     Of several presets with that GPU the first by name: their wires differ, and a trace says nothing of wires.
     """
     cluster = named or _cluster_named_in(trace.gpu_name)
-    if cluster is None or trace.num_sms in (None, cluster.gpu.num_sms):
+    if cluster is None or trace.num_sms is None or trace.num_sms == cluster.gpu.num_sms:
         return cluster
-    sister = replace(cluster.gpu, num_sms=trace.num_sms, gpc_sms=(), gpc_first_sms=())  # GPCs are of the one measured
-    return replace(cluster, gpu=sister)
+    if trace.num_sms < _FEWEST_SMS:
+        return None
+    gpu = cluster.gpu
+    xcds = max(1, round(gpu.num_xcds * trace.num_sms / gpu.num_sms))  # a partition has some of the chiplets
+    try:
+        sister = replace(
+            gpu,
+            num_sms=trace.num_sms,
+            num_xcds=1 if trace.num_sms % xcds else xcds,
+            gpc_sms=(),  # GPCs are of the one measured
+            gpc_first_sms=(),
+        )
+        return replace(cluster, gpu=sister)
+    except (LagomError, ValueError):  # no machine that the model knows, such as a slice of a GPU
+        return None

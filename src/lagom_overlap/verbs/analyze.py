@@ -15,7 +15,7 @@ from lagom_overlap.analysis.estimate import FillIn
 from lagom_overlap.analysis.findings import Findings, analyse
 from lagom_overlap.analysis.groups import TraceGroup, overlap_groups
 from lagom_overlap.analysis.hta import hta_figures
-from lagom_overlap.errors import TraceError
+from lagom_overlap.errors import LagomError, TraceError
 from lagom_overlap.hardware import Cluster
 from lagom_overlap.record import check_new_folder, utc_now
 from lagom_overlap.results.analyze import Analysis, AnalyzeResult
@@ -126,7 +126,10 @@ def _next_line(request: AnalyzeRequest, findings: Findings, *, has_groups: bool)
     """What to type next: a prediction from these traces where something overlaps, else a better recording."""
     first = request.traces[0]
     if first == EXAMPLE:
-        return f"lagom tune --from-trace {shlex.quote(str(EXAMPLE))}  # what other settings would gain"
+        find = (
+            "from lagom_overlap.trace.files import EXAMPLE; print(EXAMPLE)"  # a path would name this machine's folders
+        )
+        return f"lagom tune --from-trace \"$(python -c '{find}')\"  # what other settings would gain"
     traces = "TRACE" if request.is_anonymous else shlex.quote(first.name if first.is_absolute() else str(first))
     if findings.hangs:
         return "py-spy dump --pid PID  # on a rank that did not come: where it stands instead"
@@ -178,7 +181,10 @@ def _filled(findings: Findings, machine: Cluster | None) -> FillIn:
         return FillIn.nothing()
     from lagom_overlap.analysis.fill_in import fill_in  # noqa: PLC0415 - the cost model takes its time to import
 
-    return fill_in(findings, machine)
+    try:
+        return fill_in(findings, machine)
+    except (LagomError, ValueError):  # a machine that the model does not hold: what is measured stands without it
+        return FillIn.nothing()
 
 
 def _what_ifs(findings: Findings, groups: tuple[TraceGroup, ...], machine: Cluster | None) -> tuple[WhatIf, ...]:
@@ -187,7 +193,10 @@ def _what_ifs(findings: Findings, groups: tuple[TraceGroup, ...], machine: Clust
         return ()
     from lagom_overlap.analysis.what_if import traced_what_ifs  # noqa: PLC0415 - the cost model takes its time to import
 
-    return traced_what_ifs(findings, groups, machine)
+    try:
+        return traced_what_ifs(findings, groups, machine)
+    except (LagomError, ValueError):  # as above
+        return ()
 
 
 def _record(request: AnalyzeRequest) -> dict[str, object]:
