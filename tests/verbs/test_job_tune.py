@@ -145,6 +145,7 @@ def test_every_figure_of_the_object_is_the_one_worked_out_by_hand(monkeypatch, t
         "tuned_step_s": None,
         "group_steps_s": {},
         "num_stages": 1,
+        "predicted": None,
         "backend_description": "stub: times that are made up",
         "duration_s": 42,
         "verdict": {
