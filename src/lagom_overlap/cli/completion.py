@@ -39,7 +39,8 @@ def _verbs() -> Iterator[_Verb]:
     _, verbs = full_parser()
     helps = {action.dest: action.help or "" for action in verbs._choices_actions}
     for name, parser in verbs.choices.items():
-        flags, choices = [], ()
+        flags: list[_Flag] = []
+        choices: tuple[str, ...] = ()
         for action in parser._actions:
             values = tuple(map(str, action.choices or ()))
             if not action.option_strings:

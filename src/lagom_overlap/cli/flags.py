@@ -297,6 +297,13 @@ def _list(verbs: _Verbs) -> None:
     _json_and_debug(parser)
 
 
+def _show(verbs: _Verbs) -> None:
+    """`lagom show FILE`: a run folder, plan, settings, plug-in table, capture or job file, in words."""
+    parser = verbs.add_parser("show", help="say what a run or a file holds", description=_show.__doc__)
+    parser.add_argument("file", type=Path, metavar="FILE", help="what to show, a file or a run folder")
+    _json_and_debug(parser)
+
+
 def _runs(verbs: _Verbs) -> None:
     """`lagom runs`: the run folders that there are, the latest first."""
     parser = verbs.add_parser("runs", help="list the run folders that there are", description=_runs.__doc__)
@@ -331,6 +338,7 @@ VERBS: Final[Mapping[str, Callable[[_Verbs], None]]] = MappingProxyType(
         "export": _export,
         "doctor": _doctor,
         "list": _list,
+        "show": _show,
         "runs": _runs,
         "open": _open,
         "completion": _completion,

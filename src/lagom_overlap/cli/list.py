@@ -2,6 +2,7 @@
 
 import argparse
 
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -43,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
         table.add_column(_HEADS.get(name, name), justify=justify, no_wrap=not is_text or name == "name")  # type: ignore[arg-type]  # rich's literal
     for row in result.rows:
         table.add_row(*(Text(_text(name, cell)) for name, cell in row.items()))
-    show(Fitted(table), Text(), Text(result.use))
+    show(Group(Fitted(table), Text(), Text(result.use)))
     return 0
 
 

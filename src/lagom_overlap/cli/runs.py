@@ -2,6 +2,7 @@
 
 import argparse
 
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -26,5 +27,5 @@ def run(arguments: argparse.Namespace) -> int:
     for listed in result.runs:
         when = listed.date.replace("T", " ").removesuffix("Z")
         table.add_row(*map(Text, (when, listed.kind, listed.job or "-", str(listed.folder))))
-    show(Fitted(table), Text(), Text("Open a report: lagom open FOLDER (without FOLDER: the latest)"))
+    show(Group(Fitted(table), Text(), Text("Open a report: lagom open FOLDER (without FOLDER: the latest)")))
     return 0

@@ -1,4 +1,4 @@
-"""What `lagom list` and `lagom runs` tell. Format of their JSON: docs/formats.md."""
+"""What `lagom list`, `lagom runs` and `lagom show` tell. Format of their JSON: docs/formats.md."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -56,3 +56,25 @@ class RunsResult(Result):
             {**asdict(run), "folder": str(run.folder), "report": None if run.report is None else str(run.report)}
             for run in self.runs
         ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShowResult(Result):
+    """A file or folder in words: what it is, what it says, and the line to type next ("" where there is none)."""
+
+    tool: str = "lagom show"
+    version: str = __version__
+    path: Path
+    what: str
+    said: tuple[str, ...]
+    next: str
+
+    def summary(self) -> str:
+        """All of it as lines."""
+        return "\n".join(
+            [f"{self.path}: {self.what}", *(f"  {line}" for line in self.said), *filter(None, (self.next,))]
+        )
+
+    def table(self) -> list[Row]:
+        """One row per line."""
+        return [{"said": line} for line in self.said]
