@@ -99,7 +99,7 @@ def test_a_missing_file_is_named(tmp_path: Path):
 
 
 def test_a_folder_is_no_job_file(tmp_path: Path):
-    with pytest.raises(JobError, match="no regular file"):
+    with pytest.raises(JobError, match="is a folder, no job file"):
         read_job(tmp_path)
 
 

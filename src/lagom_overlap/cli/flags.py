@@ -20,6 +20,10 @@ LEAST_RESTARTS: Final = 6
 MOST_RESTARTS: Final = 50
 MAX_JOBS: Final = 64
 """Processes that `analyze` reads with."""
+LISTED: Final = ("models", "clusters", "gpus", "frameworks", "tuners", "planners")
+"""What `list` lists."""
+SHELLS: Final = ("bash", "zsh", "fish")
+"""Shells that `completion` writes for."""
 _COMPAT: Final = ("hta",)
 
 _Verbs: TypeAlias = "argparse._SubParsersAction[Any]"
@@ -327,6 +331,41 @@ def _doctor(verbs: _Verbs) -> None:
     _json_and_debug(parser)
 
 
+def _list(verbs: _Verbs) -> None:
+    """`lagom list KIND`: models, clusters, GPUs, frameworks, tuners or planners, with what one chooses by."""
+    parser = verbs.add_parser("list", help="list models, clusters, tuners, ...", description=_list.__doc__)
+    parser.add_argument("kind", choices=LISTED, metavar="KIND", help=", ".join(LISTED))
+    _json_and_debug(parser)
+
+
+def _show(verbs: _Verbs) -> None:
+    """`lagom show FILE`: a run folder, plan, settings, plug-in table, capture or job file, in words."""
+    parser = verbs.add_parser("show", help="say what a run or a file holds", description=_show.__doc__)
+    parser.add_argument("file", type=Path, metavar="FILE", help="what to show, a file or a run folder")
+    _json_and_debug(parser)
+
+
+def _runs(verbs: _Verbs) -> None:
+    """`lagom runs`: the run folders that there are, the latest first."""
+    parser = verbs.add_parser("runs", help="list the run folders that there are", description=_runs.__doc__)
+    parser.add_argument("folder", type=Path, nargs="?", metavar="DIR", help="what they lie in (default: lagom-runs)")
+    _json_and_debug(parser)
+
+
+def _open(verbs: _Verbs) -> None:
+    """`lagom open RUN`: the page of a run, in the browser."""
+    parser = verbs.add_parser("open", help="open the report of a run", description=_open.__doc__)
+    parser.add_argument("folder", type=Path, nargs="?", metavar="RUN", help="run folder (default: the latest)")
+    _debug(parser)
+
+
+def _completion(verbs: _Verbs) -> None:
+    """`lagom completion SHELL`: a script by which the shell completes verbs, flags and their values."""
+    parser = verbs.add_parser("completion", help="complete in bash, zsh or fish", description=_completion.__doc__)
+    parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
+    _debug(parser)
+
+
 VERBS: Final[Mapping[str, Callable[[_Verbs], None]]] = MappingProxyType(
     {
         "tune": _tune,
@@ -340,6 +379,11 @@ VERBS: Final[Mapping[str, Callable[[_Verbs], None]]] = MappingProxyType(
         "export": _export,
         "diff": _diff,
         "doctor": _doctor,
+        "list": _list,
+        "show": _show,
+        "runs": _runs,
+        "open": _open,
+        "completion": _completion,
     }
 )
 """Adds a verb's flags, by its name; `cli/NAME.py` runs it."""

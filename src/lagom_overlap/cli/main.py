@@ -48,10 +48,10 @@ class _Parser(argparse.ArgumentParser):
             _write(message)
 
 
-_Verbs: TypeAlias = "argparse._SubParsersAction[Any]"
+Verbs: TypeAlias = "argparse._SubParsersAction[Any]"
 
 
-def _parser(wanted: str = "") -> tuple[_Parser, _Verbs]:
+def full_parser(wanted: str = "") -> tuple[_Parser, Verbs]:
     """The parser and its verbs; of a verb that is named, that alone: importing all may take longer than running one."""
     parser = _Parser(prog="lagom", description="Give each collective just enough of the machine.")
     parser.add_argument("--version", action="version", version=f"lagom {__version__}")
@@ -75,7 +75,7 @@ def _parser(wanted: str = "") -> tuple[_Parser, _Verbs]:
     return parser, verbs
 
 
-def _add(entry: "EntryPoint", verbs: _Verbs) -> None:
+def _add(entry: "EntryPoint", verbs: Verbs) -> None:
     """Adds the verb of another distribution.
 
     Raises:
@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(given: Sequence[str], verb: str, *, debug: bool) -> int:
     try:
-        parser, verbs = _parser(verb)
+        parser, verbs = full_parser(verb)
         if not given:  # whoever types the name alone asks what there is
             parser.print_help()
             return 0

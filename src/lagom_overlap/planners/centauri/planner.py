@@ -239,7 +239,7 @@ def from_options(
     model_tier: bool = True,
     evolve: bool = False,
 ) -> Centauri:
-    """The planner with a job file's options.
+    """Centauri, with a job file's options.
 
     Raises:
         ValueError: if the mode is none.

@@ -236,7 +236,7 @@ def from_options(
     num_rounds: int = ROUNDS,
     block_size: int = BLOCK_SIZE,
 ) -> Concerto:
-    """The planner with a job file's options.
+    """Concerto, with a job file's options.
 
     Raises:
         ValueError: if a word or a number is not allowed.

@@ -326,7 +326,7 @@ def from_options(
     overlap_experts: bool = False,
     delay_weight_grad: bool = False,
 ) -> Megatron:
-    """The planner with a job file's options; `bucket_elements` 0 is Megatron's rule.
+    """Megatron-LM's overlap switches for a step, with a job file's options; `bucket_elements` 0 is Megatron's rule.
 
     Raises:
         ValueError: if a word is none of its switch's.

@@ -1,0 +1,52 @@
+"""`lagom runs` and `lagom open`: the run folders that there are, and the page of one."""
+
+from pathlib import Path
+
+from lagom_overlap.errors import JobError
+from lagom_overlap.jobfile.run_folder import RUNS_FOLDER, RunFolder, SavedRun, list_runs
+from lagom_overlap.results.listing import ListedRun, RunsResult
+
+REPORT = "report.html"
+
+
+def run_runs(below: Path | None = None) -> RunsResult:
+    """The runs below a folder (None: `lagom-runs`), the latest first.
+
+    Raises:
+        JobError: if a folder was named that is none.
+    """
+    if below is not None and not below.is_dir():
+        raise JobError(f"{str(below)!r} {'is no folder' if below.exists() else 'does not exist'}")
+    folder = below or Path(RUNS_FOLDER)
+    return RunsResult(below=folder, runs=tuple(map(_listed, list_runs(folder))))
+
+
+def report_of(run: Path | None = None) -> Path:
+    """The page of a run; without one named, of the latest below `lagom-runs` that has a page.
+
+    Raises:
+        JobError: if there is no such run, or it has no page.
+        BundleError: if its record cannot be read.
+    """
+    if run is None:
+        found = next((listed.report for listed in run_runs().runs if listed.report is not None), None)
+        if found is None:
+            raise JobError(f"no run below {RUNS_FOLDER} has a report; name a run folder, or see: lagom runs FOLDER")
+        return found
+    saved = RunFolder.read(run)
+    if REPORT not in saved.files:
+        raise JobError(f"{str(run)!r} is a run of lagom {saved.kind} without a report; it has {', '.join(saved.files)}")
+    return run / REPORT
+
+
+def _listed(saved: SavedRun) -> ListedRun:
+    job = saved.record.job
+    table = job.get("job") if isinstance(job, dict) else None
+    name = table.get("name") if isinstance(table, dict) else None
+    return ListedRun(
+        folder=saved.path,
+        kind=saved.kind,
+        job=name if isinstance(name, str) else "",
+        date=saved.record.date,
+        report=saved.path / REPORT if REPORT in saved.files else None,
+    )

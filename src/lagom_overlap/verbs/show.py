@@ -1,0 +1,236 @@
+"""`lagom show FILE`: what lagom writes or reads, in words: runs, plans, settings, tables, captures, job files."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from lagom_overlap.capturing.file import read_capture
+from lagom_overlap.collective import CommConfig
+from lagom_overlap.errors import BundleError, JobError, LagomError, in_words
+from lagom_overlap.export.saved import FORMAT as SAVED_FORMAT
+from lagom_overlap.export.saved import read_saved
+from lagom_overlap.jobfile.run_folder import RECORD, RunFolder, RunKind
+from lagom_overlap.jobfile.spec import MAX_JOB_BYTES, read_job
+from lagom_overlap.nccl_plugin import table_layout
+from lagom_overlap.nccl_plugin.table_reader import read_table
+from lagom_overlap.record import read_regular, starts_with
+from lagom_overlap.report.tune.words import config_text
+from lagom_overlap.results.listing import ShowResult
+from lagom_overlap.toml_tables import parse_toml
+from lagom_overlap.trace.reader import is_trace
+from lagom_overlap.units import format_bytes, format_memory, format_seconds
+from lagom_overlap.verbs.plan_file import MAX_PLAN_BYTES, check_plan_file
+
+_MAGIC: Final = table_layout.TABLE_MAGIC.to_bytes(8, "little")
+_HEAD: Final = 4096
+_MAX_ENTRIES: Final = 6
+_FORMS: Final = (
+    "a run folder, a plan (plan.toml), configs.toml, saved settings (JSON), a plug-in table, a capture, a job file"
+)
+_Configs = dict[str, dict[str, dict[str, str | int]]]
+"""Of configs.toml: knobs by collective, by group."""
+
+
+def run_show(path: Path) -> ShowResult:
+    """What a file or folder holds.
+
+    Raises:
+        LagomError: if it is missing, damaged, or nothing of ours.
+    """
+    if path.is_dir():
+        return _run(path)
+    if not path.is_file():
+        raise JobError(f"{str(path)!r} {'is no regular file' if path.exists() else 'does not exist'}; give {_FORMS}")
+    if path.name == RECORD:
+        return _run(path.parent)
+    if starts_with(path, _MAGIC):
+        return _table(path)
+    if path.suffix == ".toml":
+        return _toml(path)
+    if not starts_with(path, b"{", b"\x1f\x8b", b"SQLite"):
+        raise JobError(f"{str(path)!r} is nothing that lagom writes; give {_FORMS}")
+    if f'"{SAVED_FORMAT}"'.encode() in _head(path):
+        return _settings(path)
+    if is_trace(path):
+        raise JobError(f"{str(path)!r} is a profiler's trace: lagom analyze {path}")
+    return _capture(path)
+
+
+def _head(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:  # a regular file: run_show has looked
+            return file.read(_HEAD)
+    except OSError as error:
+        raise JobError(f"{str(path)!r} cannot be read: {error.strerror}") from None
+
+
+def _run(path: Path) -> ShowResult:
+    saved = RunFolder.read(path)
+    record, result = saved.record, saved.record.result
+    said: list[str] = []
+    if isinstance(result, dict):
+        said += _verdict(result)
+        said += _figures(result)
+        said += [f"note: {note}" for key in ("notes", "warnings") for note in result.get(key) or ()]
+    if isinstance(record.request, dict):
+        said += [f"asked: {key} = {value}" for key, value in record.request.items() if value not in (None, [], False)]
+    said += [] if record.seed is None else [f"seed: {record.seed}"]
+    said += [f"date: {record.date}", f"machine: {_pairs(record.machine) or 'not recorded'}"]
+    said += [f"versions: {_pairs(record.versions)}"]
+    said.append(f"files: {', '.join(saved.files)}")
+    job = record.job.get("job") if isinstance(record.job, dict) else None
+    name = f" of job {job['name']!r}" if isinstance(job, dict) and "name" in job else ""
+    follow = f"Next: lagom open {path}" if "report.html" in saved.files else ""
+    if saved.kind is RunKind.TUNE and _is_adopted(result):
+        follow = f"Next: lagom export {path} --format plugin, or lagom open {path}"
+    return ShowResult(path=path, what=f"a run of lagom {saved.kind}{name}", said=tuple(said), next=follow)
+
+
+def _pairs(named: Mapping[str, str]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in named.items())
+
+
+def _is_adopted(result: object) -> bool | None:
+    """Whether a run's verdict adopted what it found; None where the run has no verdict."""
+    verdict = result.get("verdict") if isinstance(result, dict) else None
+    return verdict["adopted"] is True if isinstance(verdict, dict) and "adopted" in verdict else None
+
+
+def _verdict(result: object) -> tuple[str, ...]:
+    adopted = _is_adopted(result)
+    return () if adopted is None else ("verdict: adopted" if adopted else "verdict: not adopted, the default stays",)
+
+
+def _figures(table: Mapping[str, object], place: str = "", depth: int = 2) -> Iterator[str]:
+    """The figures of a result whose keys say their unit, down to tables in its tables."""
+    for key, value in table.items():
+        name = f"{place}{key}"
+        if isinstance(value, dict) and depth > 1:
+            unit = next((end for end in ("_s", "_bytes") if key.endswith(end)), "")
+            inner = {f"{inner}{unit}": number for inner, number in value.items()} if unit else value
+            yield from _figures(inner, f"{name.removesuffix(unit)} ", depth - 1)
+        elif isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        elif key.endswith("_per_s"):
+            yield f"{name.removesuffix('_per_s').replace('_', ' ')} per second: {value:,.0f}"
+        elif key.endswith("_s"):
+            yield f"{name.removesuffix('_s').replace('_', ' ')}: {format_seconds(value)}"
+        elif key.endswith("_bytes"):
+            yield f"{name.removesuffix('_bytes').replace('_', ' ')}: {format_memory(int(value))}"
+        elif key == "mfu":
+            yield f"MFU: {value:.1%}"
+
+
+def _toml(path: Path) -> ShowResult:
+    try:
+        raw = parse_toml(read_regular(path, MAX_PLAN_BYTES))
+    except OSError as error:
+        raise JobError(f"{str(path)!r} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise JobError(f"{str(path)!r} is not TOML: {error}") from None
+    if "plan" in raw and "job" not in raw:
+        return _plan(path, raw)
+    if "adopted" in raw:
+        return _configs(path, raw)
+    if "job" in raw:
+        return _job(path)
+    raise JobError(f"{str(path)!r} is no file of ours: [job], [plan] or adopted is missing; give {_FORMS}")
+
+
+def _plan(path: Path, raw: Mapping[str, Any]) -> ShowResult:
+    carrier = check_plan_file(path)  # from here on every key has its type
+    head = raw["plan"]
+    said = [f"made by planner {head['planner']} for job {head.get('job') or 'unnamed'!r} on {head['num_ranks']} ranks"]
+    said += [f"times: {head['times']}"] if head.get("times") else []
+    kinds = Counter(str(rewrite["rewrite"]) for rewrite in raw.get("rewrite", ()))
+    said += [f"{number} x {kind}" for kind, number in kinds.most_common()]
+    for name in ("fsdp2", "megatron"):
+        said += [f"{name}: {key} = {_short(value)}" for key, value in raw.get(name, {}).items()]
+    who = f"for {carrier}" if carrier is not None else "of a graph"
+    return ShowResult(path=path, what=f"a plan {who}", said=tuple(said), next=f"Next: lagom plan JOB --apply {path}")
+
+
+def _short(value: object) -> str:
+    """A value as a line holds it: of a long list the first entries, and how many there are."""
+    if not isinstance(value, list):
+        return str(value)
+    shown = ", ".join(map(str, value[:_MAX_ENTRIES]))
+    return f"{shown}, ... ({len(value)} in all)" if len(value) > _MAX_ENTRIES else shown or "none"
+
+
+def _configs(path: Path, raw: Mapping[str, object]) -> ShowResult:
+    try:
+        groups = msgspec.convert(raw.get("groups", {}), _Configs)
+        said = tuple(
+            f"{group} {comm}: {config_text(msgspec.convert(knobs, CommConfig))}"
+            for group, comms in groups.items()
+            for comm, knobs in comms.items()
+        )
+    except (msgspec.ValidationError, ValueError) as error:
+        raise BundleError(f"{str(path)!r} is damaged: {in_words(str(error))}") from None
+    adopted = "adopted by its verdict" if raw["adopted"] is True else "not adopted: the default stays"
+    return ShowResult(
+        path=path,
+        what=f"settings of a run of lagom tune, {adopted}",
+        said=said,
+        next=f"Next: lagom export {path.parent} --format plugin",
+    )
+
+
+def _job(path: Path) -> ShowResult:
+    content = read_regular(path, MAX_JOB_BYTES)
+    spec = read_job(path, is_emulated=True)
+    said = [
+        f"[{name}] {', '.join(f'{key} = {value!r}' for key, value in table.items())}"
+        for name, table in parse_toml(content).items()
+        if isinstance(table, dict)
+    ]
+    said += [f"[[group]] {group.name}: {len(group.comm)} collectives, {group.count} times" for group in spec.group]
+    verb = "simulate" if spec.model is not None else "plan" if spec.program is not None else "tune"
+    what = f"a job file, {spec.job.name!r}"
+    return ShowResult(path=path, what=what, said=tuple(said), next=f"Next: lagom {verb} {path}")
+
+
+def _settings(path: Path) -> ShowResult:
+    saved = read_saved(path)
+    said = [f"{saved.world_size} ranks, {saved.route}, saved {saved.date}", f"verdict: {saved.verdict}"]
+    for setting in saved.settings:
+        call = setting.site.call
+        said.append(
+            f"{call.kind} of {format_bytes(call.num_bytes)} on {call.description!r}: {config_text(setting.config)}"
+        )
+    adopted = "adopted" if saved.is_adopted else "none: the default was not beaten"
+    follow = f"Next: lagom run --config {path} -- COMMAND"
+    return ShowResult(path=path, what=f"settings of a tuned job, {adopted}", said=tuple(said), next=follow)
+
+
+def _table(path: Path) -> ShowResult:
+    table = read_table(path)
+    said = [
+        f"{row.kind} of {format_bytes(row.first_bytes)} to {format_bytes(row.last_bytes)} on "
+        f"{row.communicator.description!r} ({row.communicator.num_ranks} ranks): {config_text(row.config)}"
+        for row in table.decisions
+    ]
+    what = f"a table of the tuner plug-in, {len(table.communicators)} communicators"
+    return ShowResult(path=path, what=what, said=tuple(said), next=f"Next: lagom run --config {path} -- COMMAND")
+
+
+def _capture(path: Path) -> ShowResult:
+    try:
+        step = read_capture(path)
+    except LagomError as error:
+        raise JobError(f"{error}; give {_FORMS}") from None
+    iteration = step.iteration
+    kinds = Counter(str(comm.collective.kind) for comm in iteration.comms)
+    moved = Counter[str]()
+    for comm in iteration.comms:
+        moved[str(comm.collective.kind)] += comm.collective.num_bytes
+    said = [f"{len(iteration.ops)} operators of one of {step.num_ranks} ranks"]
+    said += [f"{number} x {kind}, {format_bytes(moved[kind])} in all" for kind, number in kinds.most_common()]
+    said += [f"communicator {name}: {len(ranks)} ranks" for name, ranks in step.groups.items()]
+    said += [f"note: {note}" for note in step.notes]
+    follow = f"Next: lagom plan {path} --cluster NAME"
+    return ShowResult(path=path, what=f"a captured step, {iteration.name!r}", said=tuple(said), next=follow)

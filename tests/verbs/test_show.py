@@ -1,0 +1,122 @@
+"""`lagom show`: what a run or a file holds, against who wrote it."""
+
+from pathlib import Path
+
+import pytest
+
+import lagom_overlap
+from lagom_overlap.capturing.file import write_capture
+from lagom_overlap.cli import main
+from lagom_overlap.collective import Collective, CollectiveKind, CommConfig
+from lagom_overlap.collective.sites import CallType, Site, SiteSetting
+from lagom_overlap.errors import LagomError
+from lagom_overlap.export.saved import SavedSettings, write_saved
+from lagom_overlap.units import format_memory, format_seconds
+from lagom_overlap.verbs.show import run_show
+from lagom_overlap.workload import CommOp, CompOp, Gemm, Iteration
+from lagom_overlap.workload.issued import IssuedStep
+
+TRACE = Path(__file__).parents[1] / "data" / "h100" / "all_reduce_8ch.json.gz"
+CLUSTER = '[cluster]\npreset = "a40_nvlink"\nnodes = 1\n'
+MODEL = f'[job]\nname = "small"\n[model]\nname = "phi-2"\nseq_len = 256\n{CLUSTER}[parallel]\nfsdp = 8\n'
+SHAPES = (
+    f'[job]\nname = "shapes"\n{CLUSTER}[[group]]\nname = "g"\nop = [{{ name = "a", memory = "64 KiB" }}]\n'
+    'comm = [{ name = "c", kind = "all_reduce", bytes = "1 MiB" }]\n'
+    "[tune]\npairs = 3\nbudget = { measurements = 4 }\n"
+)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("model.toml").write_text(MODEL, encoding="utf-8")
+    Path("shapes.toml").write_text(SHAPES, encoding="utf-8")
+    return tmp_path
+
+
+def test_a_run_shows_the_figures_of_its_result(here: Path) -> None:
+    result = lagom_overlap.simulate("model.toml", out="run")
+    shown = run_show(Path("run"))
+    assert shown.what == "a run of lagom simulate of job 'small'"
+    assert f"iteration: {format_seconds(result.iteration_s)}" in shown.said
+    assert f"memory: {format_memory(result.memory_bytes)}" in shown.said
+    assert f"MFU: {result.mfu:.1%}" in shown.said
+    assert {f"note: {note}" for note in result.notes} <= set(shown.said)
+    assert shown.next == "Next: lagom open run"
+
+
+def test_a_tuned_run_and_its_settings_tell_whether_they_were_adopted(here: Path) -> None:
+    result = lagom_overlap.tune("shapes.toml", out="run")
+    assert result.verdict is not None
+    word = "adopted" if result.verdict.adopted else "not adopted, the default stays"
+    assert f"verdict: {word}" in run_show(Path("run")).said
+    settings = run_show(Path("run/configs.toml"))
+    assert ("not adopted" in settings.what) is not result.verdict.adopted
+    assert [line.partition(": ")[0] for line in settings.said] == ["g c"]
+
+
+def test_a_plan_tells_who_takes_it_and_what_it_sets(here: Path) -> None:
+    lagom_overlap.plan("model.toml", out="run")
+    shown = run_show(Path("run/plan.toml"))
+    assert shown.what == "a plan for fsdp2"
+    assert "fsdp2: units = embed, layers.0, layers.1, layers.2, layers.3, layers.4, ... (34 in all)" in shown.said
+    text = Path("run/plan.toml").read_text(encoding="utf-8")
+    Path("damaged.toml").write_text(text.replace("version = 2", "version = 99"), encoding="utf-8")
+    with pytest.raises(LagomError, match="version 99"):
+        run_show(Path("damaged.toml"))
+
+
+def test_saved_settings_a_capture_and_a_job_file_are_told_apart(here: Path) -> None:
+    call = CallType(
+        description="fsdp", num_ranks=8, creation_order=0, kind=CollectiveKind.ALL_GATHER, num_bytes=1 << 20
+    )
+    saved = SavedSettings(
+        world_size=8, route="plugin", is_adopted=True, verdict="1.1 times as fast", date="2026-01-01",
+        settings=(SiteSetting(Site(call, 0), CommConfig(num_channels=4)),),
+    )  # fmt: skip
+    write_saved(Path("settings.json"), saved)
+    shown = run_show(Path("settings.json"))
+    assert shown.what == "settings of a tuned job, adopted"
+    assert "all_gather of 1 MiB on 'fsdp': 4 channels" in shown.said
+
+    gather = CommOp(
+        name="ag", collective=Collective(CollectiveKind.ALL_GATHER, 1 << 20, 8), communicator="fsdp", deps=("mm",)
+    )
+    iteration = Iteration("tiny", (CompOp(name="mm", work=Gemm(64, 64, 64)), gather), is_dataflow=True)
+    write_capture(Path("step.json"), IssuedStep(iteration=iteration, num_ranks=8, groups={"fsdp": tuple(range(8))}))
+    shown = run_show(Path("step.json"))
+    assert shown.what == "a captured step, 'tiny'"
+    assert "1 x all_gather, 1 MiB in all" in shown.said
+
+    assert run_show(Path("model.toml")).next == "Next: lagom simulate model.toml"
+    assert run_show(Path("shapes.toml")).next == "Next: lagom tune shapes.toml"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nothing", "'nothing' does not exist; give a run folder"),
+        ("text.txt", "'text.txt' is nothing that lagom writes"),
+        ("other.toml", "'other.toml' is no file of ours"),
+        ("other.json", "'other.json'"),
+        (str(TRACE), f"is a profiler's trace: lagom analyze {TRACE}"),
+        (".", "'.' is no run folder"),
+    ],
+)
+def test_what_is_not_ours_is_one_line(name: str, words: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("text.txt").write_text("hello", encoding="utf-8")
+    Path("other.toml").write_text("[tool]\n", encoding="utf-8")
+    Path("other.json").write_text('{"a": 1}', encoding="utf-8")
+    assert main(["show", name]) == 2
+    told = capsys.readouterr()
+    assert told.err.count("\n") == 1
+    assert words in told.err
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_what_is_shown_fits_the_terminal(width: int, here: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert main(["show", "model.toml"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert max(map(len, shown)) <= width
+    assert "[parallel] fsdp = 8" in shown
