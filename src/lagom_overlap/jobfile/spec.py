@@ -300,6 +300,15 @@ def read_job(path: Path, *, is_emulated: bool = False) -> JobSpec:
     Raises:
         JobError: if it is missing, unreadable, oversized, no TOML, or holds what is not allowed.
     """
+    return seen_from(parse_job(read_tables(path), str(path), is_emulated=is_emulated), path.parent)
+
+
+def read_tables(path: Path) -> dict[str, Any]:  # any TOML value
+    """The tables of the job file at `path`, unchecked.
+
+    Raises:
+        JobError: if it is missing, unreadable, oversized or no TOML.
+    """
     try:
         content = read_regular(path, MAX_JOB_BYTES)
     except FileNotFoundError:
@@ -312,19 +321,18 @@ def read_job(path: Path, *, is_emulated: bool = False) -> JobSpec:
             f"{str(path)!r}, [cluster] preset (lagom plan takes one without, with --cluster)"
         )
     try:
-        raw = parse_toml(content)
+        return parse_toml(content)
     except UnicodeDecodeError as error:
         raise JobError(f"job file {str(path)!r} is not UTF-8 text (byte {error.start})") from None
     except ValueError as error:  # TOMLDecodeError, or an integer of thousands of digits
         raise JobError(f"job file {str(path)!r} is not TOML: {error}") from None
-    return _seen_from(parse_job(raw, str(path), is_emulated=is_emulated), path.parent)
 
 
 _CAPTURES: Final = (b"\x1f\x8b", b'{"')
 """How gzip and JSON begin; no TOML does."""
 
 
-def _seen_from(spec: JobSpec, folder: Path) -> JobSpec:
+def seen_from(spec: JobSpec, folder: Path) -> JobSpec:
     """The job, its paths (but the cluster's) as seen from where we are, not from the job file's folder."""
     begin = spec.tune.warm_start
     if begin is not None and begin not in list(WarmSource):
