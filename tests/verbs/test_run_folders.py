@@ -101,6 +101,7 @@ VERBS = {
     RunKind.COMPARE: (verb("compare", "shapes.toml", "--tuners", "fixed_min", "--seed", "7"), 7),
     RunKind.COMPARE_PLANNERS: (verb("compare", "model.toml", "--planners", "program_order"), 5),
     RunKind.EMULATE: (emulated, None),
+    RunKind.LAYOUTS: (verb("simulate", "model.toml", "--set", "parallel.fsdp=4,8"), None),
     RunKind.PLAN: (verb("plan", "model.toml", "--planner", "program_order"), 5),
     RunKind.PROFILE: (verb("simulate", "shapes.toml", "--profile"), 3),
     RunKind.REPRODUCE: (verb("reproduce", "fig5", "--seed", "2"), 2),
@@ -112,7 +113,8 @@ VERBS = {
 }
 HAVE_A_JOB = {
     RunKind.COMPARE: "shapes.toml", RunKind.COMPARE_PLANNERS: "model.toml", RunKind.EMULATE: "shapes.toml",
-    RunKind.PLAN: "model.toml", RunKind.PROFILE: "shapes.toml", RunKind.SIMULATE: "model.toml",
+    RunKind.LAYOUTS: "model.toml", RunKind.PLAN: "model.toml", RunKind.PROFILE: "shapes.toml",
+    RunKind.SIMULATE: "model.toml",
     RunKind.SIMULATE_CAPTURE: "captured.toml", RunKind.TUNE: "shapes.toml",
 }  # fmt: skip
 NEEDS_TORCH = {RunKind.PROFILE}

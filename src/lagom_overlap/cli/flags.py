@@ -24,6 +24,8 @@ LISTED: Final = ("models", "clusters", "gpus", "frameworks", "tuners", "planners
 """What `list` lists."""
 SHELLS: Final = ("bash", "zsh", "fish")
 """Shells that `completion` writes for."""
+MAX_COUNT: Final = 1 << 20
+"""GPUs, tokens or sequences."""
 _COMPAT: Final = ("hta",)
 
 _Verbs: TypeAlias = "argparse._SubParsersAction[Any]"
@@ -61,12 +63,30 @@ def jobs(text: str) -> int:
     return int(text)
 
 
+def count(text: str) -> int:
+    """A whole number of at least 1."""
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_COUNT:
+        raise argparse.ArgumentTypeError(f"{text!r} is no count; allowed: whole numbers from 1 to {MAX_COUNT}")
+    return int(text)
+
+
 def group(text: str) -> tuple[str, str]:
     """A communicator's description and Megatron's name for it."""
     name, separator, megatron = text.partition("=")
     if not (name and separator and megatron):
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=GROUP")
     return name, megatron
+
+
+def _set(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set",
+        dest="sets",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a key of the job file with another value, such as parallel.fsdp=16",
+    )
 
 
 def _tune(verbs: _Verbs) -> None:
@@ -160,12 +180,29 @@ def _compare(verbs: _Verbs) -> None:
 def _simulate(verbs: _Verbs) -> None:
     """`lagom simulate JOB.toml`: predict an iteration: time, MFU, memory, what is exposed and what is stretched.
 
-    With --profile: measure the job's operators on this machine, fit the cost model, write it as a cluster file.
+    With --model, --cluster and --gpus in place of a job file: which layout of the model is the fastest there. With
+    --profile: measure the job's operators on this machine, fit the cost model, write it as a cluster file.
     """
     parser = verbs.add_parser(
-        "simulate", help="predict the time of a training iteration", description=_simulate.__doc__
+        "simulate", help="predict the time of a training iteration, or find the layout", description=_simulate.__doc__
     )
-    parser.add_argument("job", type=Path, metavar="JOB.toml", help="the job file")
+    parser.add_argument("job", type=Path, nargs="?", metavar="JOB.toml", help="the job file")
+    parser.add_argument("--model", metavar="NAME", help="rank the layouts of a model, by name or a file of one")
+    parser.add_argument("--cluster", metavar="NAME", help="a preset or a file of one (with --model)")
+    parser.add_argument("--gpus", type=count, metavar="N", help="GPUs to lay it out on (with --model)")
+    parser.add_argument("--seq-len", type=count, metavar="N", help="tokens per sequence (with --model; default 4096)")
+    parser.add_argument(
+        "--global-batch", type=count, metavar="N", help="sequences per iteration (with --model; default 2 per GPU)"
+    )
+    parser.add_argument("--framework", metavar="A,B", help="whose layouts (with --model; default: megatron, fsdp2)")
+    parser.add_argument(
+        "--set",
+        dest="sets",
+        action="append",
+        default=[],
+        metavar="KEY=A,B,...",
+        help="a key of the job file with another value, such as parallel.fsdp=16, or with several: they are ranked",
+    )
     parser.add_argument(
         "--out",
         type=Path,

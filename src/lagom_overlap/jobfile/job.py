@@ -32,7 +32,6 @@ from lagom_overlap.jobfile.spec import (
     ModelTable,
     SpaceTable,
     link_bytes_per_s,
-    read_job,
 )
 from lagom_overlap.jobfile.stages import StagedGroup, staged_groups
 from lagom_overlap.jobfile.step import (
@@ -43,6 +42,7 @@ from lagom_overlap.jobfile.step import (
     stated_cluster,
     step_operators,
 )
+from lagom_overlap.jobfile.variants import JobVariants
 from lagom_overlap.results.tune import PREDICTED, FitErrors, PredictedGain
 from lagom_overlap.toml_tables import size_bytes
 from lagom_overlap.tuners.problem import Assignment, GroupProblem, Measurement
@@ -70,13 +70,13 @@ class Job:
     given: IssuedStep | None = None
 
     @classmethod
-    def read(cls, path: Path) -> "Job":
-        """The job of a job file.
+    def read(cls, path: Path, sets: Sequence[str] = ()) -> "Job":
+        """The job of a job file, with what `--set` says.
 
         Raises:
             LagomError: if it is missing, no TOML, or holds what is not allowed.
         """
-        return cls(read_job(path))
+        return cls(JobVariants.read(path, sets).one())
 
     @classmethod
     def of_capture(cls, captured: IssuedStep, preset: str) -> "Job":

@@ -54,6 +54,7 @@ class RunKind(StrEnum):
     COMPARE = "compare"
     COMPARE_PLANNERS = "compare_planners"
     EMULATE = "emulate"
+    LAYOUTS = "layouts"
     PLAN = "plan"
     PROFILE = "profile"
     REPRODUCE = "reproduce"

@@ -300,6 +300,15 @@ def read_job(path: Path, *, is_emulated: bool = False) -> JobSpec:
     Raises:
         JobError: if it is missing, unreadable, oversized, no TOML, or holds what is not allowed.
     """
+    return seen_from(parse_job(read_tables(path), str(path), is_emulated=is_emulated), path.parent)
+
+
+def read_tables(path: Path) -> dict[str, Any]:  # any TOML value
+    """The tables of the job file at `path`, unchecked.
+
+    Raises:
+        JobError: if it is missing, unreadable, oversized or no TOML.
+    """
     _refuse_other_kinds(path)
     try:
         content = read_regular(path, MAX_JOB_BYTES)
@@ -308,12 +317,11 @@ def read_job(path: Path, *, is_emulated: bool = False) -> JobSpec:
     except OSError as error:
         raise JobError(f"job file {str(path)!r} cannot be read: {error.strerror}") from None
     try:
-        raw = parse_toml(content)
+        return parse_toml(content)
     except UnicodeDecodeError as error:
         raise JobError(f"job file {str(path)!r} is not UTF-8 text (byte {error.start})") from None
     except ValueError as error:  # TOMLDecodeError, or an integer of thousands of digits
         raise JobError(f"job file {str(path)!r} is not TOML: {error}") from None
-    return _seen_from(parse_job(raw, str(path), is_emulated=is_emulated), path.parent)
 
 
 _OTHERS: Final = (b"\x1f\x8b", b"{", b"SQLite format 3")
@@ -348,7 +356,7 @@ def _file_seen_from(name: str | None, folder: Path) -> str | None:
     return str(folder / name) if name is not None and name.endswith(".toml") else name
 
 
-def _seen_from(spec: JobSpec, folder: Path) -> JobSpec:
+def seen_from(spec: JobSpec, folder: Path) -> JobSpec:
     """The job, its paths as seen from where we are, not from the job file's folder."""
     if spec.cluster is not None:
         preset, gpu = (_file_seen_from(name, folder) for name in (spec.cluster.preset, spec.cluster.gpu))

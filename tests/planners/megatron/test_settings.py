@@ -8,7 +8,7 @@ from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.planners.megatron.settings import MegatronSettings, arguments, differing_keys, not_modelled
 from lagom_overlap.workload.parallel import Dispatcher, ParallelLayout, PipelineSchedule
-from lagom_overlap.workload.parallel.schedule import most_in_flight, stage_slots
+from lagom_overlap.workload.parallel.schedule import most_in_flight
 from lagom_overlap.workload.precision import MIXED, DType, Precision
 from lagom_overlap.workload.step.rules import load_rules
 
@@ -116,7 +116,7 @@ def test_groups_of_micro_batches_that_megatron_refuses_are_refused(group: int, m
 
 def test_larger_groups_hold_more_activations() -> None:
     """Megatron-LM's warm-up of the first stage: 2 (p - 1) + (chunks - 1) group forwards, and the one that follows."""
-    held = [most_in_flight(stage_slots(replace(EVERYTHING, micro_batch_group=group), 0)) for group in (2, 4, 8)]
+    held = [most_in_flight(replace(EVERYTHING, micro_batch_group=group), 0) for group in (2, 4, 8)]
     assert held == [2 * 1 + 2 * group + 1 for group in (2, 4)] + [2 * 1 + 2 * 8 + 1]
 
 

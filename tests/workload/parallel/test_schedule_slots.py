@@ -1,6 +1,7 @@
 """Pipeline schedules against their definitions."""
 
 from collections import Counter
+from itertools import accumulate
 
 import pytest
 
@@ -61,4 +62,15 @@ def test_interleaving_takes_chunks_in_turn_every_pipeline_micro_batches() -> Non
 def test_activations_held_are_those_of_the_papers(
     schedule: PipelineSchedule, chunks: int, rank: int, held: int
 ) -> None:
-    assert most_in_flight(stage_slots(layout(schedule, 4, 16, chunks), rank)) == held
+    assert most_in_flight(layout(schedule, 4, 16, chunks), rank) == held
+
+
+def test_as_many_activations_are_held_as_counting_the_slots_says() -> None:
+    counted, told = [], []
+    for schedule, pipeline, num, chunks in [*CASES, (PipelineSchedule.INTERLEAVED, 3, 9, 2)]:
+        for rank in range(pipeline):
+            one = layout(schedule, pipeline, num, chunks)
+            told.append(most_in_flight(one, rank))
+            held = accumulate(1 if slot.forward else -1 for slot in stage_slots(one, rank))
+            counted.append(max(held))
+    assert told == counted

@@ -25,7 +25,7 @@ from lagom_overlap.workload.parallel.eager_memory import (
     moments,
 )
 from lagom_overlap.workload.parallel.layout import MAX_ZERO_STAGE, ParallelLayout, Recompute, RecomputeModule
-from lagom_overlap.workload.parallel.schedule import most_in_flight, stage_slots
+from lagom_overlap.workload.parallel.schedule import most_in_flight
 from lagom_overlap.workload.parallel.stage import StagePlan, expert_params_per_gpu, layer_params_per_gpu
 from lagom_overlap.workload.precision import MIXED, Precision
 
@@ -188,7 +188,7 @@ def stage_memory(
     element_bytes = precision.parameter.num_bytes
     zero = min(layout.zero_stage, 1) if stays_whole else layout.zero_stage
     params, shard = stage.num_params, stage.shard_params(layout)
-    in_flight = most_in_flight(stage_slots(layout, stage.rank))
+    in_flight = most_in_flight(layout, stage.rank)
     kinds = {model.kind_of(layer) for layers in stage.chunks for layer in layers}
 
     def kept(kind: LayerKind, recompute: Recompute) -> int:

@@ -30,7 +30,7 @@ def stage_slots(layout: ParallelLayout, rank: int) -> tuple[Slot, ...]:
     num = layout.num_micro_batches
     if layout.schedule is PipelineSchedule.INTERLEAVED:
         return _interleaved(layout, rank, layout.micro_batch_group or layout.pipeline)
-    warm_up = num if layout.schedule is PipelineSchedule.GPIPE else min(num, layout.pipeline - rank - 1)
+    warm_up = _warm_up(layout, rank)
     slots = [Slot(True, index) for index in range(warm_up)]
     for index in range(warm_up, num):
         slots += [Slot(True, index), Slot(False, index - warm_up)]
@@ -40,7 +40,7 @@ def stage_slots(layout: ParallelLayout, rank: int) -> tuple[Slot, ...]:
 
 def _interleaved(layout: ParallelLayout, rank: int, group: int) -> tuple[Slot, ...]:
     """Chunks take turns every `group` micro-batches; backwards go through them from the last."""
-    pipeline, chunks, num = layout.pipeline, layout.chunks, layout.num_micro_batches
+    chunks, num = layout.chunks, layout.num_micro_batches
     total = num * chunks
     turns = [
         (batch, chunk)
@@ -53,7 +53,7 @@ def _interleaved(layout: ParallelLayout, rank: int, group: int) -> tuple[Slot, .
         batch, chunk = turns[index]
         return Slot(forward, batch, chunk if forward else chunks - 1 - chunk)
 
-    warm_up = min(total, 2 * (pipeline - rank - 1) + (chunks - 1) * group)
+    warm_up = _warm_up(layout, rank)
     slots = [slot(index, True) for index in range(warm_up)]
     for index in range(warm_up, total):
         slots += [slot(index, True), slot(index - warm_up, False)]
@@ -61,10 +61,22 @@ def _interleaved(layout: ParallelLayout, rank: int, group: int) -> tuple[Slot, .
     return tuple(slots)
 
 
-def most_in_flight(slots: tuple[Slot, ...]) -> int:
-    """The most chunk forwards whose backward is still to come, at any time: their activations are held."""
-    held = most = 0
-    for slot in slots:
-        held += 1 if slot.forward else -1
-        most = max(most, held)
-    return most
+def most_in_flight(layout: ParallelLayout, rank: int) -> int:
+    """The most chunk forwards of a stage whose backward is still to come, at any time: their activations are held.
+
+    Those of the warm-up, and the one after it, which runs before the first backward.
+    """
+    return min(layout.num_micro_batches * layout.chunks, _warm_up(layout, rank) + 1)
+
+
+def _warm_up(layout: ParallelLayout, rank: int) -> int:
+    """Forwards that a stage runs before its first backward has its forward right before it."""
+    num, stages_behind = layout.num_micro_batches, layout.pipeline - rank - 1
+    match layout.schedule:
+        case PipelineSchedule.GPIPE:
+            return num
+        case PipelineSchedule.ONE_F_ONE_B:
+            return min(num, stages_behind)
+        case PipelineSchedule.INTERLEAVED:
+            group = layout.micro_batch_group or layout.pipeline
+            return min(num * layout.chunks, 2 * stages_behind + (layout.chunks - 1) * group)

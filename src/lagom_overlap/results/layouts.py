@@ -1,0 +1,83 @@
+"""What `lagom simulate --model` found of a model's layouts, or of a job's variants. JSON: docs/formats.md."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from lagom_overlap import __version__
+from lagom_overlap.results.base import Drawn, Row
+
+KeyValue = bool | int | float | str | tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutRow:
+    """One job: `keys` of its file that tell it from the others, and what `lagom simulate` predicts of it.
+
+    `memory_bytes` are the fullest GPU's, `exposed_share` is the share of the iteration in which the last stage waits
+    for communication. `is_on_frontier`: no other row is as fast with less memory, or as small and faster.
+    """
+
+    keys: Mapping[str, KeyValue]
+    num_gpus: int
+    iteration_s: float
+    tokens_per_s: float
+    mfu: float
+    exposed_share: float
+    memory_bytes: int
+    is_on_frontier: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedVariant:
+    """A job that cannot be built, or does not fit, and why."""
+
+    keys: Mapping[str, KeyValue]
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutsResult(Drawn):
+    """Simulated jobs, the fastest first.
+
+    Of `num_layouts` that there are, `num_too_large` were looked at and do not fit. The first `num_certain` rows are
+    the fastest of all that there are: what was not simulated cannot be faster by its lower bound. `global_batch` is
+    that of the first row, in sequences of `seq_len` tokens.
+    """
+
+    verb: ClassVar[str] = "layouts"
+
+    tool: str = "lagom simulate"
+    version: str = __version__
+    job: str
+    model: str
+    cluster: str
+    num_gpus: int
+    seq_len: int
+    global_batch: int
+    num_layouts: int
+    num_too_large: int
+    num_certain: int
+    memory_limit_bytes: int
+    rows: tuple[LayoutRow, ...]
+    refused: tuple[RefusedVariant, ...] = ()
+    interrupted: bool = False
+    notes: tuple[str, ...] = ()
+    files: tuple[Path, ...] = ()
+
+    def table(self) -> list[Row]:
+        """One row per job, the fastest first."""
+        return [
+            {
+                "layout": ", ".join(f"{key}={value}" for key, value in row.keys.items()),
+                "num_gpus": row.num_gpus,
+                "iteration_s": row.iteration_s,
+                "tokens_per_s": row.tokens_per_s,
+                "mfu": row.mfu,
+                "exposed_share": row.exposed_share,
+                "memory_bytes": row.memory_bytes,
+                "is_on_frontier": row.is_on_frontier,
+            }
+            for row in self.rows
+        ]

@@ -1,0 +1,432 @@
+"""`lagom simulate --model NAME --gpus N`: every layout of a model on a cluster, the fastest first; variants of a job.
+
+A layout is judged by what `lagom simulate` says of the job file with its keys: the same step, the same memory.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from math import isfinite, prod
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from lagom_overlap.errors import JobError, LagomError
+from lagom_overlap.hardware import Cluster
+from lagom_overlap.interrupts import noted
+from lagom_overlap.jobfile.memory import check_memory
+from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
+from lagom_overlap.jobfile.spec import ClusterTable, JobSpec, parse_job, seen_from
+from lagom_overlap.jobfile.step import JobStep, job_step, stated_cluster
+from lagom_overlap.jobfile.variants import JobVariants, Values, job_toml
+from lagom_overlap.planners.layout_search import LayoutSearch, Outcome, SearchProgress
+from lagom_overlap.planners.layout_space import MICRO_BATCHES, NOT_TRIED, Keys, LayoutSpace
+from lagom_overlap.results.layouts import LayoutRow, LayoutsResult, RefusedVariant
+from lagom_overlap.units import format_memory, format_seconds
+from lagom_overlap.verbs.simulate_what_if import spent
+from lagom_overlap.workload.models import TransformerModel, load_model
+from lagom_overlap.workload.parallel import ParallelTable
+from lagom_overlap.workload.parallel.check import check_layout
+from lagom_overlap.workload.step import load_rules
+
+FRAMEWORKS: Final = ("megatron", "fsdp2")
+"""What a job file means without `framework`: degrees of Megatron-LM's, or FSDP."""
+SEQ_LEN: Final = 4096
+SEQUENCES_PER_GPU: Final = 2
+"""Where no global batch is given: NVIDIA's recipe of Llama 3 70B on 64 H100s has 128 (Megatron-Bridge, performance)."""
+KEPT: Final = 10
+"""Layouts that the ranking is certain of, if it ends by itself."""
+MOST_SIMULATED: Final = 200
+"""About 20 s of CPU time for a model of 80 layers; rankings of small models end long before."""
+BEST_FILE: Final = "best.toml"
+_FILES: Final = ("run.json", "report.html", BEST_FILE)
+
+OnProgress = Callable[[SearchProgress], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutsRequest:
+    """A model on `num_gpus` GPUs of a cluster; `global_batch` in sequences, by default two per GPU."""
+
+    model: str
+    cluster: str
+    num_gpus: int
+    seq_len: int = SEQ_LEN
+    global_batch: int | None = None
+    frameworks: Sequence[str] = FRAMEWORKS
+    out: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """What the job is called."""
+        return f"{Path(self.model).stem}-{Path(self.cluster).stem}-{self.num_gpus}"
+
+    @property
+    def batch(self) -> int:
+        """Sequences of a global batch."""
+        return self.global_batch or SEQUENCES_PER_GPU * self.num_gpus
+
+    def tables(self, keys: Keys) -> dict[str, Any]:
+        """The job file of a layout."""
+        return {
+            "job": {"name": self.name},
+            "model": {"name": self.model, "seq_len": self.seq_len},
+            "cluster": {"preset": self.cluster},
+            "parallel": {key: list(value) if isinstance(value, tuple) else value for key, value in keys.items()},
+        }
+
+    def spec(self, keys: Keys) -> JobSpec:
+        """The job of a layout.
+
+        Raises:
+            JobError: if it holds what is not allowed.
+        """
+        return seen_from(parse_job(self.tables(keys), self.name), Path())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layout:
+    """A candidate: its keys, the job, its features and its bound."""
+
+    keys: Keys
+    step: JobStep
+    family: tuple[Hashable, ...]
+    micro_batch: int
+    bound_s: float
+
+    @property
+    def features(self) -> tuple[Hashable, ...]:
+        """What an iteration takes more than its computations depends on."""
+        return (*self.family, self.micro_batch)
+
+
+def run_layouts(request: LayoutsRequest, on_progress: OnProgress = lambda _: None) -> LayoutsResult:
+    """Ranks a model's layouts and writes the run folder, with the fastest as a job file.
+
+    Raises:
+        LagomError: if there is no such model, cluster or framework, or no layout fits.
+    """
+    RunFolder.check(request.out)
+    model, cluster = load_model(request.model), _cluster(request)
+    layouts, num_too_large, notes = _candidates(request, model, cluster)
+    simulated = _Simulated()
+    search = LayoutSearch(layouts, simulated, KEPT, MOST_SIMULATED, num_too_large=num_too_large)
+    interrupted = _followed(search.run(), on_progress)
+    if not search.times:
+        if interrupted:
+            raise KeyboardInterrupt
+        raise JobError(
+            f"no layout of {model.name} fits {request.num_gpus} GPUs of {format_memory(cluster.gpu.memory_bytes)} "
+            f"({cluster.name}): {search.num_too_large} layouts were counted; use more GPUs, or a shorter --seq-len"
+        )
+    rows = _ranked(simulated.rows)
+    best = rows[0].keys
+    result = LayoutsResult(
+        job=request.name,
+        model=model.name,
+        cluster=cluster.name,
+        num_gpus=request.num_gpus,
+        seq_len=request.seq_len,
+        global_batch=request.batch,
+        num_layouts=len(layouts) + num_too_large,
+        num_too_large=search.num_too_large,
+        num_certain=sum(row.iteration_s <= search.least_bound_s for row in rows),
+        memory_limit_bytes=cluster.gpu.memory_bytes,
+        rows=rows,
+        interrupted=interrupted,
+        notes=(*notes, *_notes(request, search, len(layouts))),
+    )
+    return _write(result, request.out, request.spec(best), request.tables(best))
+
+
+def _cluster(request: LayoutsRequest) -> Cluster:
+    """The cluster with as many nodes as the GPUs fill."""
+    cluster = stated_cluster(ClusterTable(preset=request.cluster))
+    each, num = cluster.gpus_per_node, request.num_gpus
+    if num > each and num % each:
+        raise JobError(f"--gpus {num}: must be at most a node's {each} GPUs ({cluster.name}), or a multiple of them")
+    return replace(cluster, num_nodes=-(-num // each), gpus_per_node=min(each, num))
+
+
+def _candidates(
+    request: LayoutsRequest, model: TransformerModel, cluster: Cluster
+) -> tuple[list[_Layout], int, list[str]]:
+    """The layouts that may fit, how many do not because the smallest of their degrees does not, and what to know."""
+    found, num_too_large, notes = list[_Layout](), 0, list[str]()
+    for framework in request.frameworks:
+        space = LayoutSpace(
+            model=model,
+            rules=load_rules(framework),
+            num_gpus=request.num_gpus,
+            gpus_per_node=cluster.gpus_per_node,
+            seq_len=request.seq_len,
+            global_batch=request.batch,
+        )
+        base, rates = None, dict[tuple[object, ...], float]()
+        for degrees in space.degrees():
+            every = list(space.layouts(degrees))
+            if base is None and every:
+                base = _first_step(request, every)
+            if base is None:
+                continue
+            steps = [(keys, step) for keys in every if (step := _with_keys(base, keys)) is not None]
+            if steps and not steps[0][1].fits:  # the least memory comes first
+                num_too_large += len(steps)
+                continue
+            try:
+                found += [
+                    _Layout(
+                        keys=keys,
+                        step=step,
+                        family=_family(step),
+                        micro_batch=step.layout.micro_batch,
+                        bound_s=_bound_s(step, rates),
+                    )
+                    for keys, step in steps
+                ]
+            except LagomError as error:  # what it cannot build of one layout it cannot of any
+                notes.append(f"No layout of {framework}: {error}.")
+                break
+    return found, num_too_large, notes
+
+
+def _first_step(request: LayoutsRequest, every: Sequence[Keys]) -> JobStep | None:
+    """A job of the framework, of which others differ in their layout alone; None if none of them can be built."""
+    for keys in every:
+        try:
+            return job_step(request.spec(keys))
+        except LagomError:
+            continue
+    return None
+
+
+def _with_keys(base: JobStep, keys: Keys) -> JobStep | None:
+    """The job with another layout, as its file would be read; None where it cannot be built."""
+    try:
+        table = msgspec.convert({**keys}, ParallelTable)
+        layout = base.rules.completed(table, base.precision)
+        check_layout(base.model, layout, base.cluster, base.seq_len)
+    except LagomError:
+        return None
+    return replace(base, layout=layout)
+
+
+def _family(step: JobStep) -> tuple[Hashable, ...]:
+    layout = step.layout
+    return (step.rules.name, layout.tensor, layout.context, layout.pipeline, layout.expert)
+
+
+def _bound_s(step: JobStep, rates: dict[tuple[object, ...], float]) -> float:
+    """What the iteration's computations take at least, in the turns that the pipeline allows (s).
+
+    `rates` are the seconds of computation per sequence in the framework's largest matrices, by what is recomputed.
+    """
+    layout = step.layout
+    key = (layout.recompute, layout.recompute_modules)
+    if key not in rates:
+        rates[key] = _sequence_s(step)
+    turns = layout.num_micro_batches + (layout.pipeline - 1) / layout.chunks
+    return rates[key] * layout.micro_batch * turns / (layout.tensor * layout.context * layout.pipeline)
+
+
+def _sequence_s(step: JobStep) -> float:
+    """Seconds of computation per sequence where nothing is cut: no products are larger, so none are more efficient."""
+    model, num = step.model, step.layout.num_gpus
+    expert = max((size for size in range(1, num + 1) if num % size == model.num_experts % size == 0), default=1)
+    whole = replace(
+        step.layout,
+        tensor=1,
+        context=1,
+        pipeline=1,
+        data=num,
+        expert=expert if model.num_experts else 1,
+        micro_batch=MICRO_BATCHES[-1],
+        global_batch=MICRO_BATCHES[-1] * num,
+        sequence_parallel=False,
+        whole_experts=False,
+        schedule=type(step.layout)().schedule,
+        chunks=1,
+        overlap_p2p=False,
+        tables_as_layers=False,
+    )
+    times = replace(step, layout=whole).times
+    return times.last_stage.compute_s / MICRO_BATCHES[-1]
+
+
+@dataclass(slots=True)
+class _Simulated:
+    """Simulates layouts and keeps what comes of them, not the steps, which hold some MB each."""
+
+    rows: list[LayoutRow] = field(default_factory=list)
+
+    def __call__(self, one: _Layout) -> float | Outcome:
+        step = replace(one.step)
+        if not step.fits:
+            return Outcome.TOO_LARGE
+        try:
+            row = _row(step, one.keys)
+        except LagomError:
+            return Outcome.REFUSED
+        if not isfinite(row.iteration_s):
+            return Outcome.REFUSED
+        self.rows.append(row)
+        return row.iteration_s
+
+
+def _followed(steps: Iterator[SearchProgress], on_progress: OnProgress) -> bool:
+    """Goes through a search's steps; a signal ends it after the one at hand. Returns whether one came."""
+    signals = list[bool]()
+    with noted(lambda: signals.append(True)):
+        for progress in steps:
+            on_progress(progress)
+            if signals:
+                return True
+    return False
+
+
+def _row(step: JobStep, keys: Mapping[str, Any]) -> LayoutRow:
+    times, layout = step.times, step.layout
+    return LayoutRow(
+        keys=dict(keys),
+        num_gpus=layout.num_gpus,
+        iteration_s=times.iteration_s,
+        tokens_per_s=layout.global_batch * step.seq_len / times.iteration_s,
+        mfu=times.mfu(layout.num_gpus, step.operators.peak_flops),
+        exposed_share=spent(times).exposed_s / times.iteration_s,
+        memory_bytes=step.most_bytes,
+    )
+
+
+def _ranked(rows: Sequence[LayoutRow]) -> tuple[LayoutRow, ...]:
+    """By tokens per second, the fastest first, and of equals what needs less memory; the frontier is marked."""
+    ordered = sorted(rows, key=lambda row: (-row.tokens_per_s, row.memory_bytes))
+    least = accumulate((row.memory_bytes for row in ordered), min, initial=1 << 62)
+    return tuple(
+        replace(row, is_on_frontier=row.memory_bytes < before) for row, before in zip(ordered, least, strict=False)
+    )
+
+
+def _notes(request: LayoutsRequest, search: LayoutSearch[_Layout], num: int) -> tuple[str, ...]:
+    notes = []
+    if request.global_batch is None:
+        notes.append(
+            f"Global batch: {request.batch} sequences of {request.seq_len} tokens, {SEQUENCES_PER_GPU} per GPU; "
+            "--global-batch and --seq-len change it."
+        )
+    if search.was_cut:
+        notes.append(
+            f"The search ended after {len(search.times)} simulations, before all layouts were simulated that were "
+            f"expected to be among the first {KEPT}."
+        )
+    elif num > len(search.times):
+        notes.append(
+            f"Not simulated: layouts that do not fit, and those that are not expected to be among the first {KEPT}. "
+            "Expected is a lower bound by computation, times what similar layouts that were simulated took of theirs."
+        )
+    return (*notes, f"Not tried: {'; '.join(NOT_TRIED)}.")
+
+
+def _write(result: LayoutsResult, out: Path | None, best: JobSpec, tables: Mapping[str, Any]) -> LayoutsResult:
+    from lagom_overlap.report.layouts.page import render_layouts  # noqa: PLC0415 - jinja2 is for pages alone
+
+    folder = RunFolder.create(out, result.job)
+    result = replace(result, files=tuple(folder.path / name for name in _FILES))
+    row = result.rows[0]
+    head = (
+        f"The fastest of {len(result.rows)} simulated layouts: {format_seconds(row.iteration_s)} per iteration, "
+        f"{format_memory(row.memory_bytes)} per GPU, MFU {100 * row.mfu:.1f} %.",
+        "Predicted by lagom simulate, not measured.",
+    )
+    folder.write(
+        RunRecord.now(RunKind.LAYOUTS, seed=None, job=best),
+        result,
+        {BEST_FILE: job_toml(tables, head), "report.html": lambda: render_layouts(result).encode()},
+    )
+    return result
+
+
+def run_variants(
+    variants: JobVariants, out: Path | None = None, on_progress: OnProgress = lambda _: None
+) -> LayoutsResult:
+    """Ranks every combination of a job file's values, and writes the run folder with the fastest as a job file.
+
+    Where the cluster says its nodes and neither `data` nor `fsdp` is given or varied, `data` fills the GPUs.
+
+    Raises:
+        LagomError: if no combination can be simulated.
+    """
+    RunFolder.check(out)
+    every = list(variants.combinations())
+    rows, steps, refused = list[LayoutRow](), list[tuple[JobStep, Values]](), list[RefusedVariant]()
+
+    def simulated() -> Iterator[SearchProgress]:
+        for number, values in enumerate(every, start=1):
+            try:
+                step = job_step(variants.spec(_filled(variants, values)))
+                if step is None:
+                    raise JobError("only a job with a named model ([model] name) is compared")
+                check_memory(step)
+                rows.append(_row(step, _shown(values)))
+                steps.append((step, values))
+            except LagomError as error:
+                refused.append(RefusedVariant(keys=_shown(values), why=str(error).removeprefix(f"{variants.where}: ")))
+            best_s = min((row.iteration_s for row in rows), default=None)
+            yield SearchProgress(num_simulated=number, most=len(every), best_s=best_s)
+
+    interrupted = _followed(simulated(), on_progress)
+    if not rows:
+        if interrupted:
+            raise KeyboardInterrupt
+        why = Counter(one.why for one in refused).most_common(1)[0][0]
+        raise JobError(f"{variants.where}: none of {len(every)} variants can be simulated: {why}")
+    ranked = _ranked(rows)
+    first, values = next(one for one in steps if _shown(one[1]) == ranked[0].keys)
+    best = _filled(variants, values)
+    result = LayoutsResult(
+        job=variants.spec(best).job.name,
+        model=first.model.name,
+        cluster=first.cluster.name,
+        num_gpus=first.layout.num_gpus,
+        seq_len=first.seq_len,
+        global_batch=first.layout.global_batch,
+        num_layouts=len(every),
+        num_too_large=sum(" per GPU, " in one.why for one in refused),
+        num_certain=0 if interrupted else len(rows),
+        memory_limit_bytes=first.cluster.gpu.memory_bytes,
+        rows=ranked,
+        refused=tuple(refused),
+        interrupted=interrupted,
+        notes=_variant_notes(best, values),
+    )
+    return _write(result, out, variants.spec(best), variants.with_values(best))
+
+
+def _shown(values: Values) -> Mapping[str, Any]:
+    """The values, without the table's name where that is [parallel]."""
+    return {key.removeprefix("parallel."): value for key, value in values.items()}
+
+
+_DEGREES: Final = ("tensor", "pipeline", "context")
+
+
+def _filled(variants: JobVariants, values: Values) -> Values:
+    """The values, with as much data parallelism as fills the cluster where one of the other degrees varies."""
+    tables = variants.with_values(values)
+    cluster, parallel = tables.get("cluster", {}), tables.get("parallel", {})
+    varies = any(f"parallel.{key}" in values for key in _DEGREES)
+    if not varies or "data" in parallel or "fsdp" in parallel or "nodes" not in cluster:
+        return values
+    try:
+        num_gpus = stated_cluster(msgspec.convert(cluster, ClusterTable)).num_gpus
+        cut = prod(parallel.get(key, 1) for key in _DEGREES)
+        return values if num_gpus % cut else {**values, "parallel.data": num_gpus // cut}
+    except (LagomError, msgspec.ValidationError, TypeError, ZeroDivisionError):
+        return values  # what is wrong with them is told where the job is read
+
+
+def _variant_notes(best: Values, values: Values) -> tuple[str, ...]:
+    if best == values:
+        return ()
+    return ("parallel.data fills the cluster's GPUs in every variant: the file gives neither data nor fsdp.",)
