@@ -5,7 +5,6 @@ import re
 
 import pytest
 from kineto_traces import KinetoFile
-from plotly.offline import get_plotlyjs
 
 from lagom_overlap.analysis.anonymous import KERNEL_WORDS, Anonymiser
 from lagom_overlap.analysis.hta import hta_kind
@@ -67,8 +66,7 @@ def test_a_hostile_trace_leaves_no_name_in_anything_written(folder, tmp_path, ca
         arguments = ["analyze", str(folder), "--against", str(folder), "--anonymise", "--pattern", "alice", *target]
         assert main([*arguments, *more]) == 0
     printed = capsys.readouterr()
-    library = get_plotlyjs()  # knows a colour named after alice
-    written = [path.read_text().replace(library, "") for path in out.rglob("*") if path.is_file()]
+    written = [path.read_text() for path in out.rglob("*") if path.is_file()]
     assert len(written) == 6
     for text in (printed.out, printed.err, *written):
         for secret in SECRETS:

@@ -47,6 +47,7 @@ from lagom_overlap.online.graph_captures import GRAPH_CAPTURES
 from lagom_overlap.online.job_profiler import OWN_PROFILER, why_not_now
 from lagom_overlap.online.journal import JournalFile
 from lagom_overlap.online.launch_steps import is_pipelined
+from lagom_overlap.online.live import Announcer, OnEvent
 from lagom_overlap.online.options import DISABLE_VARIABLE, MODE_VARIABLE, OnlineOptions, is_disabled
 from lagom_overlap.online.ranks.exchange import Exchange, Store, StoreLost
 from lagom_overlap.online.ranks.member import Adopted, Member, calls_so_far
@@ -80,7 +81,8 @@ class OnlineTuner:
     carve-out where there is one. `config` is a file that `save` wrote: the job starts with it and searches only if it
     drifts, or if the file is of another job. `optimizer` is only held, to say what a step is; `step()` counts them.
     `enabled` False leaves the job alone, and so does `LAGOM_DISABLE=1`: from the start, or, looked at before each
-    report, from the end of a window on all ranks, until the state is `done`. All ranks must make the same tuners in the
+    report, from the end of a window on all ranks, until the state is `done`. `on_event` is called on this rank after
+    each step in which state, reason or settings changed (`online/live.py`). All ranks must make the same tuners in the
     same order; options other than the journal's path are rank 0's.
 
     Raises:
@@ -102,6 +104,7 @@ class OnlineTuner:
         route: Route | None = None,
         compute: ComputeRoute | None = None,
         enabled: bool = True,
+        on_event: OnEvent | None = None,
         **changes: object,
     ) -> None:
         chosen = replace(options or OnlineOptions(), **changes)  # type: ignore[arg-type]  # checked by the class
@@ -116,6 +119,7 @@ class OnlineTuner:
         self._member: Member | None = None
         self._collectives: Route | None = None
         self._is_in_step = self._is_pipelined = False
+        self._announcer = None if on_event is None else Announcer(on_event)
         self._rank = 0
         self._pid = os.getpid()
         self._engine = ""
@@ -189,6 +193,10 @@ class OnlineTuner:
     def reason(self) -> str:
         """Why, in words: the trial under way, the verdict, or what ended the tuning."""
         return self._member.plan.reason if self._member is not None else "not enabled"
+
+    def _announce(self, announcer: Announcer) -> None:
+        state = self.state
+        announcer.after_step(state, state.words, self.reason, len(self.settings))
 
     @property
     def settings(self) -> tuple[SiteSetting, ...]:
@@ -377,6 +385,8 @@ class _Step(contextlib.AbstractContextManager[None]):
         try:
             if kind is None:
                 self._member.end_step()
+                if self._tuner._announcer is not None:
+                    self._tuner._announce(self._tuner._announcer)
             else:
                 self._member.fail_step(f"its step ended with {kind.__name__}")
         finally:

@@ -35,14 +35,23 @@ def render_comparison(result: CompareResult | ComparePlannersResult) -> str:
     figure = _figure(result)
     return render(
         "compare.html.j2",
-        has_figures=figure is not None,
         result=result,
         headline=headline,
         said=said,
         figure=figure,
+        commands=_commands(result),
         heads=[HEADS.get(name, name) for name in table[0]] if table else [],
         rows=[[_text(name, cell) for name, cell in row.items()] for row in table],
     )
+
+
+def _commands(result: CompareResult | ComparePlannersResult) -> tuple[str, ...]:
+    """What to type to get the best row's files."""
+    if isinstance(result, CompareResult):
+        best = min((row for row in result.rows if row.makespan_s), key=lambda row: row.makespan_s or 0.0, default=None)
+        return () if best is None else (f"lagom tune JOB.toml --tuner {best.tuner}",)
+    planned = min((row for row in result.rows if row.after_s), key=lambda row: row.after_s or 0.0, default=None)
+    return () if planned is None else (f"lagom plan JOB.toml --planner {planned.planner}",)
 
 
 def _figure(result: CompareResult | ComparePlannersResult) -> EmbeddedFigure | None:

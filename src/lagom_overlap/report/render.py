@@ -1,13 +1,13 @@
 """The one renderer of our HTML pages: a template over the shared base, one file that needs no network.
 
-plotly.js is inlined once where a page has interactive figures; the page's own policy forbids it to load anything. Names
+Figures are plotly's own descriptions (traces and layout), the same objects that `figure()` returns in a notebook;
+`report.js` draws them as SVG, because plotly.js alone is 4.9 MB. The page's policy forbids it to load anything. Names
 of jobs, operators, files and communicators are data: jinja2 escapes them in the text, `style.label` in the figures, and
 the figures' JSON escapes what could end a script.
 """
 
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
 
 import jinja2
 from markupsafe import Markup
@@ -44,24 +44,17 @@ def _inline(name: str) -> Markup:
     return Markup(source)
 
 
-def render(template: str, *, has_figures: bool, **values: object) -> str:
-    """The page; the same values give the same page. `has_figures`: it holds plotly figures, so it carries plotly.js."""
+def render(template: str, **values: object) -> str:
+    """The page; the same values give the same page."""
     return (
         _environment()
         .get_template(template)
         .render(
             css=_inline("report.css"),
-            js=_inline("report.js") if has_figures else Markup(),
-            plotly_js=_plotly_js() if has_figures else Markup(),
+            js=_inline("report.js"),
             **values,
         )
     )
-
-
-def _plotly_js() -> Markup:
-    from plotly.offline import get_plotlyjs  # noqa: PLC0415 - see the top
-
-    return Markup(get_plotlyjs())
 
 
 def embedded(figure: "go.Figure", caption: str = "") -> EmbeddedFigure:

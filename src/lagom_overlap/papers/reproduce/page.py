@@ -64,7 +64,7 @@ class _Page:
 
 def render_reproduction(report: ReproduceReport) -> str:
     """The reproduction as one HTML page; the same report gives the same page."""
-    return render("reproduce.html.j2", has_figures=True, page=_page(report))
+    return render("reproduce.html.j2", page=_page(report))
 
 
 def headline(report: ReproduceReport) -> str:

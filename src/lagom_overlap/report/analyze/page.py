@@ -103,7 +103,7 @@ class _AgainstPart:
 
 def render_analysis(result: AnalyzeResult) -> str:
     """The analysis as one HTML page; the same report gives the same page."""
-    return render("analyze.html.j2", has_figures=True, page=_page(result))
+    return render("analyze.html.j2", page=_page(result))
 
 
 def _page(result: AnalyzeResult) -> _Page:

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from lagom_overlap.report.bars import WIDTH, Bar, span_bar
+from lagom_overlap.report.bars import WIDTH, Bar, Tick, longest_spans, span_bar, time_ticks
 from lagom_overlap.report.plan.path import PathPart, critical_path, exposed_by
 from lagom_overlap.report.plan.words import (
     carrier_text,
+    command_lines,
     decision_text,
     decisions_headline,
     headline,
@@ -20,8 +21,8 @@ from lagom_overlap.results.plan import PlanResult
 from lagom_overlap.timeline import SpanKind, Timeline
 from lagom_overlap.units import format_memory, format_seconds
 
-MAX_SPANS: Final = 6000
-"""Spans of a timeline that are drawn; the page says so where there are more."""
+MAX_SPANS: Final = 2600
+"""Spans that are drawn in all timelines of a page, 140 bytes each: the page is to be half a megabyte at most."""
 MAX_DECISIONS: Final = 200
 MAX_PATH_PARTS: Final = 60
 
@@ -34,10 +35,19 @@ class Figure:
     rows: tuple[str, ...]
     bars: tuple[Bar, ...]
     num_left_out: int
+    ticks: tuple[Tick, ...]
+    key: tuple[tuple[str, str], ...]
+    """(colour, name) of what is drawn."""
 
 
 def timeline_figure(
-    title: str, timeline: Timeline, longest_s: float, colours: dict[str, str], kinds: Mapping[str, str]
+    title: str,
+    timeline: Timeline,
+    longest_s: float,
+    colours: dict[str, str],
+    kinds: Mapping[str, str],
+    *,
+    max_spans: int = MAX_SPANS,
 ) -> Figure:
     """A timeline on an axis that is `longest_s` long; a row per stream, computations on top.
 
@@ -47,19 +57,21 @@ def timeline_figure(
     rows = sorted({span.stream for span in timeline.spans}, key=lambda stream: (stream not in computing, stream))
     place = {stream: row for row, stream in enumerate(rows)}
     bars = []
-    for number, span in enumerate(timeline.spans[:MAX_SPANS]):
+    for number, span in enumerate(longest_spans(timeline.spans, max_spans)):
         colour = (
             COMPUTE[number % 2]
             if span.kind is SpanKind.COMP
             else colours.setdefault(kinds.get(span.name, span.stream), colour_of(len(colours)))
         )
         bars.append(span_bar(span, longest_s, place[span.stream], colour))
-    left_out = max(0, len(timeline.spans) - MAX_SPANS)
+    left_out = max(0, len(timeline.spans) - max_spans)
     held: dict[str, set[str]] = {row: set() for row in rows}
     for span in timeline.of(SpanKind.COMM):
         held[span.stream].add(kinds.get(span.name, span.stream))
     names = tuple(", ".join(sorted(held[row])) if len(held[row]) > 1 else row for row in rows)
-    return Figure(f"{title}: {format_seconds(timeline.makespan_s)}", names, tuple(bars), left_out)
+    key = ((COMPUTE[0], "computation"), *((colour, kind) for kind, colour in colours.items()))
+    title = f"{title}: {format_seconds(timeline.makespan_s)}"
+    return Figure(title, names, tuple(bars), left_out, time_ticks(longest_s), key)
 
 
 def _path_bars(parts: tuple[PathPart, ...], colours: dict[str, str]) -> tuple[Bar, ...]:
@@ -79,13 +91,19 @@ def _path_bars(parts: tuple[PathPart, ...], colours: dict[str, str]) -> tuple[Ba
 
 def _figures(result: PlanResult) -> list[Figure]:
     figures: list[Figure] = []
+    max_spans = MAX_SPANS // (len(result.step.timelines) + len(result.step.measured))
     kinds = {op.name: op.collective.kind.value for op in result.step.plan.iteration.comms}
     for source, timelines in (("predicted", result.step.timelines), ("measured, rank 0", result.step.measured)):
         longest_s = max((line.makespan_s for line in timelines.values()), default=0.0) or 1.0
         colours: dict[str, str] = {}
         figures += [
             timeline_figure(
-                f"{name}, {source}", line if result.megatron is None else _by_stage(line), longest_s, colours, kinds
+                f"{name}, {source}",
+                line if result.megatron is None else _by_stage(line),
+                longest_s,
+                colours,
+                kinds,
+                max_spans=max_spans,
             )
             for name, line in timelines.items()
         ]
@@ -105,13 +123,13 @@ def render_plan(result: PlanResult) -> str:
     critical = () if is_whole else critical_path(iteration, after)
     return render(
         "plan.html.j2",
-        has_figures=False,
         result=result,
         run=result.execution,
         run_rows=() if result.execution is None else run_rows(result.execution),
         headline=headline(result),
         solved=solved_text(result),
         carrier=carrier_text(result),
+        commands=command_lines(result),
         figures=_figures(result),
         exposed=() if is_whole else exposed_by(after, iteration),
         path=_path_bars(critical, {}),

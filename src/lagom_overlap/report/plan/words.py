@@ -38,6 +38,26 @@ def carrier_text(result: PlanResult) -> str:
     return _CARRIERS[result.carrier]
 
 
+def command_lines(result: PlanResult) -> tuple[str, ...]:
+    """What to type or paste to use the plan; empty where nothing can apply it, or it changes nothing."""
+    if result.megatron is not None:
+        return (" ".join(result.megatron.arguments),) if result.megatron.arguments else ()
+    match result.carrier:
+        case Carrier.FSDP2:
+            if result.fsdp2 is None or result.fsdp2.settings is None:
+                return ()
+            return (
+                "# in the script, behind fully_shard, before the first forward",
+                "from pathlib import Path",
+                "from lagom_overlap import apply_fsdp2",
+                'apply_fsdp2(model, Path("plan.toml"))',
+            )
+        case Carrier.PROGRAM:
+            return ("lagom plan JOB.toml --execute    # JOB.toml: the job file of this plan",)
+        case _:
+            return ()
+
+
 def headline(result: PlanResult) -> str:
     """One sentence: what was measured, where it ran; the step before and after, how that is known, and the bound."""
     times = result.iteration_s

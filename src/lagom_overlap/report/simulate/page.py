@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from lagom_overlap.report.bars import WIDTH, Bar, span_bar
+from lagom_overlap.report.bars import WIDTH, Bar, longest_spans, span_bar, time_ticks
 from lagom_overlap.report.render import render
 from lagom_overlap.report.simulate.words import IterationShare, headline, size_text, stage_parts
 from lagom_overlap.report.style import COMPUTE, colour_of
@@ -11,8 +11,8 @@ from lagom_overlap.results.simulate import SimulateResult
 from lagom_overlap.timeline import SpanKind, Timeline
 from lagom_overlap.units import format_memory, format_seconds
 
-MAX_SPANS: Final = 4000
-"""Spans of the timeline that are drawn; the page says so where there are more."""
+MAX_SPANS: Final = 2400
+"""Spans of the timeline that are drawn, 140 bytes each: the page is to be half a megabyte at most."""
 
 
 def _stage_bars(result: SimulateResult) -> tuple[list[Bar], list[IterationShare]]:
@@ -32,7 +32,7 @@ def _stage_bars(result: SimulateResult) -> tuple[list[Bar], list[IterationShare]
 
 def _timeline_bars(timeline: Timeline, iteration_s: float) -> list[Bar]:
     bars = []
-    for span in timeline.spans[:MAX_SPANS]:
+    for span in longest_spans(timeline.spans, MAX_SPANS):
         colour = colour_of(2) if span.kind is SpanKind.COMM else COMPUTE[0]
         if span.name.startswith("B"):
             colour = colour_of(1)
@@ -45,12 +45,13 @@ def render_simulation(result: SimulateResult) -> str:
     bars, legend = _stage_bars(result)
     return render(
         "simulate.html.j2",
-        has_figures=False,
         result=result,
         headline=headline(result),
         size=size_text(result),
         bars=bars,
-        legend=legend,
+        legend=[(part.colour, part.name) for part in legend],
+        ticks=time_ticks(result.iteration_s),
+        slots=[(COMPUTE[0], "forward"), (colour_of(1), "backward"), (colour_of(2), "gradients")],
         what_if_part=what_if_section(result.what_ifs, has_job=True),
         spans=_timeline_bars(result.timeline, result.iteration_s),
         num_left_out=max(0, len(result.timeline.spans) - MAX_SPANS),

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from lagom_overlap.report.style import BAD, COMPUTE, NEUTRAL, colour_of
+from lagom_overlap.report.style import BAD, COMPUTE, colour_of
 from lagom_overlap.results.simulate import SimulatedStage, SimulateResult
 from lagom_overlap.sim.what_if import whether
 from lagom_overlap.units import format_memory
 
-_COLOURS: Final = {"compute": COMPUTE[0], "launch gaps": NEUTRAL, "bubble": "#C9CED6", "optimizer": COMPUTE[1]}
+_COLOURS: Final = {"compute": COMPUTE[0], "launch gaps": "#8C6BB1", "bubble": "#C9CED6", "optimizer": "#7A5C3E"}
+"""Only one is a dark grey and only one a light grey, so that all are told apart; from `style.PALETTE`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ def _colour(name: str, communicators: Sequence[str]) -> str:
         return BAD
     if name.endswith(" exposed"):
         return colour_of(communicators.index(name.removesuffix(" exposed")) + 1)
-    return _COLOURS.get(name, "#E3E6EB")
+    return _COLOURS.get(name, "#EFE3C2")
 
 
 def summary(result: SimulateResult) -> str:

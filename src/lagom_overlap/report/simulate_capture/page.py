@@ -12,7 +12,6 @@ def render_captured(result: SimulateCaptureResult) -> str:
     step, parts = result.headline()
     return render(
         "simulate_capture.html.j2",
-        has_figures=False,
         result=result,
         step=step,
         parts=parts,

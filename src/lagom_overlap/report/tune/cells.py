@@ -173,7 +173,9 @@ def tiles(result: TuneResult) -> tuple[Tile, ...]:
         found.append(_tile("Of which tuning", f"tuned over {engine}", share.tuning))
     fixed = verdict.over_baselines.get(verdict.best_fixed) if verdict.best_fixed else None
     if verdict.best_fixed and fixed is not None:
-        found.append(_tile("Over the better corner", f"tuned over {result.words_for(verdict.best_fixed)}", fixed))
+        found.append(
+            _tile("Over the best setting without a search", f"tuned over {result.words_for(verdict.best_fixed)}", fixed)
+        )
     return tuple(found)
 
 

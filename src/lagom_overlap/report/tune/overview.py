@@ -134,7 +134,7 @@ def overview(result: TuneResult) -> Group:
     parts: list[RenderableType] = []
     for row in changed[:MAX_ROWS]:
         parts.append(Text(f"{row.count} × {printable(row.what)}", style="bold"))
-        parts += [_below(text) for text in (_times(result, row), *row.changes)]
+        parts += [_below(text) for text in (times_text(result, row), *row.changes)]
     left = sum(row.count for row in changed[MAX_ROWS:])
     same = sum(row.count for row in rows if not row.changes)
     if left:
@@ -144,7 +144,8 @@ def overview(result: TuneResult) -> Group:
     return Group(*(Constrain(part, WIDTH) for part in parts))
 
 
-def _times(result: TuneResult, row: AlikeGroups) -> str:
+def times_text(result: TuneResult, row: AlikeGroups) -> str:
+    """The groups' time before and after, and what that is of the step where it has a price."""
     if row.before_s is None or row.after_s is None:
         return "not measured"
     times = f"{format_seconds(row.before_s)} → {format_seconds(row.after_s)} ({change_text(row.before_s, row.after_s)})"

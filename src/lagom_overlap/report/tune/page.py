@@ -1,6 +1,8 @@
 """The page of one tuning run."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
 
 from lagom_overlap.report.render import EmbeddedFigure, embedded_if_any, render
 from lagom_overlap.report.tune.cells import (
@@ -16,6 +18,7 @@ from lagom_overlap.report.tune.cells import (
     tiles,
 )
 from lagom_overlap.report.tune.gantt import gantt_figure
+from lagom_overlap.report.tune.overview import alike_groups, times_text
 from lagom_overlap.report.tune.plane import MAX_ARROWS, plane_figure
 from lagom_overlap.report.tune.probes import GroupHistory, histories
 from lagom_overlap.report.tune.rounds import ratio_figure, rounds_figure
@@ -27,7 +30,7 @@ from lagom_overlap.report.tune.words import (
     failure_sentences,
     headline,
     launch_text,
-    next_step,
+    next_commands,
     share_sentence,
     step_sentence,
 )
@@ -52,6 +55,12 @@ class _GroupPart:
     gantt: EmbeddedFigure | None
     probes: tuple[ProbeRow, ...]
     num_probes: int
+    is_short: bool = False
+    """Whether its figures are left out for the page's size."""
+
+
+MOST_BYTES: Final = 300_000
+"""Figures and measurements of the groups take at most this much of the page, of which all is to be half a megabyte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +72,8 @@ class _Page:
     verdict_class: str
     verdict_word: str
     headline: str
+    commands: tuple[str, ...]
+    overview: tuple[tuple[str, str, str, str], ...]
     tiles: tuple[Tile, ...]
     sentences: tuple[str, ...]
     changes_note: str
@@ -79,7 +90,7 @@ class _Page:
 
 def render_tuning(result: TuneResult) -> str:
     """The run as one HTML page; the same result gives the same page."""
-    return render("tune.html.j2", has_figures=True, page=_page(result))
+    return render("tune.html.j2", page=_page(result))
 
 
 def _page(result: TuneResult) -> _Page:
@@ -97,11 +108,15 @@ def _page(result: TuneResult) -> _Page:
         verdict_class=verdict_class,
         verdict_word=verdict_word,
         headline=headline(result),
+        commands=next_commands(result),
+        overview=_overview(result),
         tiles=tiles(result),
         sentences=_sentences(result),
         changes_note=_changes_note(result),
         knobs=tuple(KNOB_WORDS[knob] for knob in shown_knobs(result)),
-        groups=tuple(_group_part(result, history, share) for history, share in zip(held, shares, strict=True)),
+        groups=_within(
+            [_group_part(result, history, share) for history, share in zip(held, shares, strict=True)], shares
+        ),
         opened=max(range(len(shares)), key=lambda index: shares[index] or 0.0) + 1,
         rounds_note=_rounds_note(result),
         ratios=embedded_if_any(ratio_figure(result, paired)) if paired is not None else None,
@@ -110,6 +125,31 @@ def _page(result: TuneResult) -> _Page:
         facts=facts(result),
         notes=result.notes,
     )
+
+
+def _within(parts: Sequence[_GroupPart], shares: Sequence[float | None]) -> tuple[_GroupPart, ...]:
+    """The parts, with figures and lists of measurements for as many as `MOST_BYTES` holds, at least one."""
+    left, kept = MOST_BYTES, list(parts)
+    for turn, place in enumerate(sorted(range(len(parts)), key=lambda index: -(shares[index] or 0.0))):
+        part = parts[place]
+        figures = [figure for figure in (part.plane, part.trajectory, part.gantt) if figure is not None]
+        left -= sum(len(figure.json) for figure in figures) + sum(len(str(probe)) for probe in part.probes)
+        if left < 0 and turn > 0:
+            kept[place] = replace(part, plane=None, trajectory=None, gantt=None, probes=(), is_short=True)
+    return tuple(kept)
+
+
+def _overview(result: TuneResult) -> tuple[tuple[str, str, str, str], ...]:
+    """What changes, those with most gain first: groups of a kind, their time in a step, of the step, the settings."""
+    rows = alike_groups(result)
+    found = []
+    for row in rows:
+        times, _, of_step = times_text(result, row).removesuffix(" of the step").partition(", ")
+        settings = "; ".join(row.changes) or "unchanged"
+        found.append(
+            (f"{row.count} × {row.what}", settings, times if row.changes else "", of_step if row.changes else "")
+        )
+    return tuple(found)
 
 
 def _verdict_words(result: TuneResult) -> tuple[str, str]:
@@ -128,7 +168,7 @@ def _sentences(result: TuneResult) -> tuple[str, ...]:
     share = result.engine_share
     is_said = share is None or share.engine is not None or result.changes_nothing
     engines = "" if is_said else share_sentence(result)
-    found = (step_sentence(result), engines, *failure_sentences(result), busy_sentence(result), next_step(result))
+    found = (step_sentence(result), engines, *failure_sentences(result), busy_sentence(result))
     return tuple(text for text in found if text)
 
 

@@ -30,7 +30,9 @@ LOG_ABOVE = 12.0
 MIN_PAD = 0.05
 """An axis reaches at least that share of its largest value beyond the points, lest noise look like a trend."""
 
-_GROUND_STEPS = 48
+MOST_COLOURED = 2.0
+"""The colour scale ends at that many times the shortest makespan, so that those near the shortest can be told apart."""
+_GROUND_STEPS = 40
 _SYMBOLS = {ENGINE_DEFAULT: "square-open", "fixed_min": "triangle-down-open", "fixed_max": "triangle-up-open"}
 _Range = tuple[float, float]
 
@@ -68,7 +70,7 @@ def _colour_axis(points: list[Measurement], unit: float, name: str) -> dict[str,
     return {
         "colorscale": MAKESPAN_SCALE,
         "cmin": min(makespans),
-        "cmax": max(makespans),
+        "cmax": min(max(makespans), MOST_COLOURED * min(makespans)),
         "colorbar": {"title": {"text": f"whole group,<br>Z ({name})"}, "thickness": 10, "len": 0.8, "outlinewidth": 0},
     }
 

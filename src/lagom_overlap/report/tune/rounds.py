@@ -1,18 +1,20 @@
 """The paired A/B as two figures: how much faster tuned is than each contender, and each round's makespan."""
 
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 import plotly.graph_objects as go
 
-from lagom_overlap.report.style import ACCENT, BAD, GOOD, NEUTRAL, label, lay_out, log_axis, time_unit
+from lagom_overlap.report.style import ACCENT, BAD, GOOD, NEUTRAL, label, lay_out, time_unit
 from lagom_overlap.report.tune.words import median_text
 from lagom_overlap.results.tune import ENGINE_DEFAULT, TuneResult
 from lagom_overlap.tuners.sequential import Decision, judged_pairs
 from lagom_overlap.tuners.verdict import DEFAULT_ARM, TUNED_ARM, PairedRatio, Verdict
 from lagom_overlap.units import format_seconds
 
-LOG_ABOVE = 3.0
-"""Makespans whose largest is that many times the smallest are shown on a logarithmic axis."""
+FAR_ABOVE = 1.5
+"""A contender whose median is that many times the fastest is a number at the edge: on one axis with it the others
+would be one point."""
 
 _ROW_PX, _FRAME_PX = 58, 76
 
@@ -104,6 +106,10 @@ def _name_rows(figure: go.Figure, names: list[str]) -> None:
     )  # fmt: skip
 
 
+def _is_far(kept: Mapping[str, Sequence[float]], times: Sequence[float]) -> bool:
+    return median(times) > FAR_ABOVE * min(map(median, kept.values()))
+
+
 def rounds_figure(result: TuneResult, verdict: Verdict) -> go.Figure | None:
     """Every round's makespan by contender, with its median; None where no rounds are kept."""
     kept = {arm: times for arm, times in verdict.makespans_s.items() if times}
@@ -114,6 +120,8 @@ def rounds_figure(result: TuneResult, verdict: Verdict) -> go.Figure | None:
     figure = go.Figure()
     for row, arm in enumerate(arms):
         times = kept[arm]
+        if _is_far(kept, times):
+            continue
         middle = median(times)
         figure.add_scatter(
             x=[time / unit for time in times],
@@ -136,9 +144,21 @@ def rounds_figure(result: TuneResult, verdict: Verdict) -> go.Figure | None:
             hoverinfo="text",
         )
     lay_out(figure, _ROW_PX * len(arms) + _FRAME_PX, showlegend=False, margin={"l": 8, "r": 16, "t": 12, "b": 48})
-    low, high = min(map(min, kept.values())) / unit, max(map(max, kept.values())) / unit
-    scale = log_axis(low / 1.1, high * 1.1) if low > 0 and high / low > LOG_ABOVE else {}
-    figure.update_xaxes(title_text=f"makespan per iteration ({name})", **scale)
+    near = [time / unit for times in kept.values() if not _is_far(kept, times) for time in times]
+    margin = 0.06 * (max(near) - min(near)) or 0.05 * max(near)
+    for row, arm in enumerate(arms):
+        if _is_far(kept, kept[arm]):
+            figure.add_annotation(
+                x=1,
+                xref="paper",
+                xanchor="right",
+                y=row,
+                text=f"{format_seconds(median(kept[arm]))} ▸",
+                showarrow=False,
+            )
+    figure.update_xaxes(
+        title_text=f"time of all groups in a step ({name})", range=[min(near) - margin, max(near) + margin]
+    )
     _name_rows(
         figure, [f"{_wrapped(result.words_for(arm))}<br><b>{format_seconds(median(kept[arm]))}</b>" for arm in arms]
     )

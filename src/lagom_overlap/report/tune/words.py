@@ -183,6 +183,17 @@ def _upper(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
+def next_commands(result: TuneResult) -> tuple[str, ...]:
+    """What to type next, a command a line; RUN is the run's folder, COMMAND what starts the training job."""
+    if not next_step(result):
+        return () if result.backend == "gloo" else ("lagom run --online -- COMMAND    # searches in the job itself",)
+    lines = ["lagom run --online -- COMMAND    # finds and proves settings in the job itself"]
+    if result.num_stages <= 1 and result.backend != "gloo":
+        unproven = ", unproven" if result.is_simulated else ""
+        lines.append(f"lagom run --config RUN -- COMMAND    # starts the job with these settings{unproven}")
+    return (*lines, "# to undo: start the job without lagom run")
+
+
 def next_step(result: TuneResult, folder: str = "RUN") -> str:
     """How what was found is used and undone; empty where there is nothing to use. `folder` is the run's."""
     if result.is_prediction and (result.changes_nothing or not (result.predicted and result.predicted.is_beyond_error)):
