@@ -33,9 +33,7 @@ def render_proof(result: ProofResult) -> str:
         [str(number), format_seconds(default_s), format_seconds(configured_s), f"{default_s / configured_s:.4f}×"]
         for number, (default_s, configured_s) in enumerate(zip(result.default_s, result.configured_s, strict=False), 1)
     ]
-    return render(
-        "proof.html.j2", has_figures=False, result=result, test=_test(result), where=_where(result), pairs=pairs
-    )
+    return render("proof.html.j2", result=result, test=_test(result), where=_where(result), pairs=pairs)
 
 
 def _test(result: ProofResult) -> list[list[str]]:

@@ -8,6 +8,7 @@ the figures' JSON escapes what could end a script.
 
 from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING
 
 import jinja2
 from markupsafe import Markup

@@ -69,7 +69,6 @@ def render_layouts(result: LayoutsResult) -> str:
     )
     return render(
         "layouts.html.j2",
-        has_figures=False,
         result=result,
         headline=headline(result),
         size=size_text(result),
