@@ -90,7 +90,7 @@ def test_a_good_saved_setting_stays_and_is_then_one_of_this_job(
     assert states.count("check") == 3 + 3 * 2 * 5
     assert job.members[1].settings == found
     assert job.members[1].adopted is not None
-    assert "faster here (tuned: " in job.members[1].plan.reason
+    assert "faster here: they are proven faster" in job.members[1].plan.reason
     assert not job.meeting.mismatches
 
 
