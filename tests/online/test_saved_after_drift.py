@@ -81,7 +81,7 @@ def test_a_job_that_ends_while_it_is_tuned_again_saves_what_it_had_adopted(
     saved = saved_by(job, tmp_path / "lagom.json")
     assert saved is not None
     assert (saved.is_adopted, saved.settings) == (True, adopted)
-    assert saved.verdict.startswith("tuned (2.267x (")
+    assert saved.verdict.startswith("new settings save ")
     assert "; a new search was under way, at 'search' (" in saved.verdict
     assert caplog.text.count("saving the settings adopted before: a new search was under way") == 1
     caplog.clear()
