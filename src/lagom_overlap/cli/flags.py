@@ -375,6 +375,24 @@ def _list(verbs: _Verbs) -> None:
     _json_and_debug(parser)
 
 
+def _init(verbs: _Verbs) -> None:
+    """`lagom init SOURCE`: a commented job file from a model's name or a Hugging Face config.json."""
+    parser = verbs.add_parser("init", help="write a job file to begin with", description=_init.__doc__)
+    parser.add_argument(
+        "source", metavar="SOURCE", help="a model's name (lagom list models), a config.json, or a model file"
+    )
+    parser.add_argument(
+        "--cluster", required=True, metavar="NAME", help="a preset (lagom list clusters) or a file of one"
+    )
+    parser.add_argument("--gpus", type=count, required=True, metavar="N", help="GPUs to train on")
+    parser.add_argument("--seq-len", type=count, metavar="N", help="tokens per sequence (default 4096)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("job.toml"), metavar="FILE", help="new file (default job.toml)"
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing: say whether it fits and what a step takes")
+    _debug(parser)
+
+
 def _show(verbs: _Verbs) -> None:
     """`lagom show FILE`: a run folder, plan, settings, plug-in table, capture or job file, in words."""
     parser = verbs.add_parser("show", help="say what a run or a file holds", description=_show.__doc__)
@@ -417,6 +435,7 @@ VERBS: Final[Mapping[str, Callable[[_Verbs], None]]] = MappingProxyType(
         "diff": _diff,
         "doctor": _doctor,
         "list": _list,
+        "init": _init,
         "show": _show,
         "runs": _runs,
         "open": _open,
