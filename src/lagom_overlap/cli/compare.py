@@ -20,7 +20,7 @@ from lagom_overlap.results.compare_planners import ComparePlannersResult
 from lagom_overlap.stderr import write_lines
 from lagom_overlap.verbs.compare import CompareRequest, run_compare
 from lagom_overlap.verbs.plan_compare import check_planners, compare_planners
-from lagom_overlap.verbs.plan_problem import PlanFlags, read_input
+from lagom_overlap.verbs.plan_problem import PlanFlags, job_or_capture, read_input
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.times is not None:
         raise JobError("--times goes with --planners: tuners measure what they search")
     tuners = [name.strip() for name in arguments.tuners.split(",") if name.strip()]
-    job = Job.read(arguments.job)
+    job = Job.read(arguments.job, arguments.sets)
     if (code := join_launched(job.backend_name(arguments.backend))) is not None:
         return code
     log = Console(stderr=True)
@@ -62,7 +62,9 @@ def _planners(arguments: argparse.Namespace) -> int:
     log = Console(stderr=True)
     planners = [name.strip() for name in arguments.planners.split(",") if name.strip()]
     check_planners(planners)
-    given = read_input(arguments.job, PlanFlags(cluster=arguments.cluster, times=arguments.times))
+    given = read_input(
+        job_or_capture(arguments.job, arguments.sets), PlanFlags(cluster=arguments.cluster, times=arguments.times)
+    )
     try:
         with PlainLines("compare", "starting") as lines:
             result = compare_planners(

@@ -115,6 +115,7 @@ def _tune(verbs: _Verbs) -> None:
         "adopted unmeasured",
     )
     parser.add_argument("--bundle", type=Path, metavar="RUN", help="run folder to replay (--backend recorded)")
+    _set(parser)
     parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for the run (default: below lagom-runs/)")
     parser.add_argument("--details", action="store_true", help="every collective of every group, however many")
     _json_and_debug(parser)
@@ -147,6 +148,7 @@ def _plan(verbs: _Verbs) -> None:
     )
     parser.add_argument("--apply", type=Path, metavar="plan.toml", help="a plan to use instead of making one")
     parser.add_argument("--execute", action="store_true", help="run plan and program side by side on real ranks")
+    _set(parser)
     parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for plan.toml, report.html, timeline.json")
     _json_and_debug(parser)
 
@@ -173,6 +175,7 @@ def _compare(verbs: _Verbs) -> None:
     parser.add_argument(
         "--warm-start", metavar="FROM", help="where tuners begin that can begin somewhere: see lagom tune"
     )
+    _set(parser)
     parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for compare.json and report.html")
     _json_and_debug(parser)
 

@@ -16,7 +16,7 @@ from lagom_overlap.report.plan.terminal import plan_summary
 from lagom_overlap.stderr import write_lines
 from lagom_overlap.units import format_percent
 from lagom_overlap.verbs.plan import PlanRequest, check_request, run_plan, step_check
-from lagom_overlap.verbs.plan_problem import PlanFlags, read_input
+from lagom_overlap.verbs.plan_problem import PlanFlags, job_or_capture, read_input
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
         asked = PlanFlags(
             cluster=arguments.cluster, times=arguments.times, execute=request.execute, check=step_check(request)
         )
-        given = read_input(arguments.job, asked)
+        given = read_input(job_or_capture(arguments.job, arguments.sets), asked)
         try:
             status.update("planning")
             result = run_plan(given, request)

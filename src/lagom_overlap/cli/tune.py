@@ -12,9 +12,11 @@ from rich.text import Text
 from lagom_overlap.cli.output import EXIT_UNWRITTEN, show
 from lagom_overlap.cli.progress import PlainLines, is_terminal
 from lagom_overlap.cli.stdout import say
+from lagom_overlap.errors import JobError
 from lagom_overlap.interrupts import exit_code
 from lagom_overlap.jobfile.job import join_launched
-from lagom_overlap.jobfile.spec import JobSpec, read_job
+from lagom_overlap.jobfile.spec import JobSpec
+from lagom_overlap.jobfile.variants import JobVariants
 from lagom_overlap.report.tune.terminal import changes, verdict_panel
 from lagom_overlap.report.tune.words import next_step
 from lagom_overlap.tuners.journal import StepKind
@@ -65,7 +67,9 @@ class ProgressBar:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the verb and returns the exit code."""
-    spec = None if arguments.job is None else read_job(arguments.job)
+    if arguments.sets and arguments.job is None:
+        raise JobError("--set sets keys of a job file: give one")
+    spec = None if arguments.job is None else JobVariants.read(arguments.job, arguments.sets).one()
     job = job_for(spec, arguments.from_trace, seed=arguments.seed, backend=arguments.backend, bundle=arguments.bundle)
     request = TuneRequest(
         job=job,

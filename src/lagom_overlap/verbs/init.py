@@ -170,6 +170,7 @@ def _first_that_fits(request: InitRequest, model: str) -> tuple[Mapping[str, Any
     A start, not advice: which layout is the fastest is `lagom simulate --model`'s question.
     """
     plain: dict[str, Any] = {"fsdp": request.num_gpus} if request.num_gpus > 1 else {"framework": "ddp"}
+    found: tuple[Mapping[str, Any], JobStep] | None = None
     for parallel in (plain, {**plain, "recompute": "full"}):
         tables = {
             "job": {"name": "init"},
@@ -179,9 +180,11 @@ def _first_that_fits(request: InitRequest, model: str) -> tuple[Mapping[str, Any
         }
         step = job_step(parse_job(tables, "lagom init"))
         assert step is not None, model
+        found = parallel, step
         if step.fits:
             break
-    return parallel, step
+    assert found is not None
+    return found
 
 
 def _job_text(

@@ -1,6 +1,6 @@
 """From a job file or a capture to a planning problem: the step, the machine, how long operators take on it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -21,6 +21,7 @@ from lagom_overlap.jobfile.spec import (
     link_bytes_per_s,
 )
 from lagom_overlap.jobfile.step import JobStep
+from lagom_overlap.jobfile.variants import JobVariants
 from lagom_overlap.planners.base import OpTimes, PlanProblem
 from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.planners.deadline import SearchBudget
@@ -101,6 +102,15 @@ class PlanFlags:
     times: str | None = None
     execute: bool = False
     check: Check = field(default=lambda step, num_ranks: None)
+
+
+def job_or_capture(path: Path, sets: Sequence[str]) -> Path | JobSpec:
+    """A job file with what `--set` says; a path where it says nothing.
+
+    Raises:
+        LagomError: if the file is no job, or a key has several values.
+    """
+    return JobVariants.read(path, sets).one() if sets else path
 
 
 def read_input(source: Path | JobSpec | IssuedStep, asked: PlanFlags | None = None) -> PlanInput:
