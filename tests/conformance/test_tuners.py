@@ -59,9 +59,11 @@ TUNERS: dict[str, Make] = {
     "both_sides": lambda problems: BothSides(problems, seed=3),
     "both_sides of lagom": lambda problems: BothSides(problems, seed=3, inner="lagom"),
 }
-TUNERS |= {
-    f"guarded {name}": lambda problems, make=make: Guarded(make(problems), problems) for name, make in TUNERS.items()
+PLAIN = TUNERS.copy()
+GUARDED: dict[str, Make] = {
+    f"guarded {name}": lambda problems, make=make: Guarded(make(problems), problems) for name, make in PLAIN.items()
 }
+TUNERS |= GUARDED
 
 
 def group_problem(name: str, num_comms: int, space: ConfigSpace, default: CommConfig | None = None) -> GroupProblem:
@@ -184,16 +186,24 @@ def _resources(config: CommConfig) -> tuple[int | None, ...]:
 
 
 every_tuner = pytest.mark.parametrize("make", TUNERS.values(), ids=TUNERS)
-every_job = pytest.mark.parametrize("problems", JOBS.values(), ids=JOBS)
-every_failure = pytest.mark.parametrize("fails", FAILURES.values(), ids=FAILURES)
 
 
-@every_tuner
-@every_job
-@every_failure
-def test_it_ends_stays_in_its_space_and_never_stands_by_what_failed(
-    make: Make, problems: Problems, fails: Fails
-) -> None:
+@pytest.mark.parametrize("make", PLAIN.values(), ids=PLAIN)
+@pytest.mark.parametrize("problems", JOBS.values(), ids=JOBS)
+def test_it_ends_stays_in_its_space_and_never_stands_by_what_failed(make: Make, problems: Problems) -> None:
+    for fails in FAILURES.values():
+        _check_search(make, problems, fails)
+
+
+@pytest.mark.parametrize("make", GUARDED.values(), ids=GUARDED)
+def test_nor_does_a_guarded_one(make: Make) -> None:
+    """One job finds a guard that says whatever the tuner within recommends, the other has every kind of space."""
+    for name in ("two knobs, default outside", "a computation's side shared by groups"):
+        for fails in FAILURES.values():
+            _check_search(make, JOBS[name], fails)
+
+
+def _check_search(make: Make, problems: Problems, fails: Fails) -> None:
     tuner, num_trials = make(problems), 0
     named = {problem.group.name: problem for problem in problems}
     failed = set()
@@ -220,9 +230,9 @@ def test_it_ends_stays_in_its_space_and_never_stands_by_what_failed(
 
 
 @every_tuner
-@every_job
-def test_the_same_tells_give_the_same_asks(make: Make, problems: Problems) -> None:
-    assert run(make, problems, _some) == run(make, problems, _some)
+def test_the_same_tells_give_the_same_asks(make: Make) -> None:
+    for name, problems in JOBS.items():
+        assert run(make, problems, _some) == run(make, problems, _some), name
 
 
 @every_tuner
@@ -232,13 +242,13 @@ def test_trials_are_numbered_from_zero(make: Make) -> None:
 
 
 @every_tuner
-@every_job
-def test_before_the_first_tell_it_stands_by_the_default(make: Make, problems: Problems) -> None:
-    tuner = make(problems)
-    defaults = {problem.group.name: problem.default for problem in problems}
-    assert dict(tuner.recommend()) == defaults
-    tuner.ask()
-    assert dict(tuner.recommend()) == defaults
+def test_before_the_first_tell_it_stands_by_the_default(make: Make) -> None:
+    for name, problems in JOBS.items():
+        tuner = make(problems)
+        defaults = {problem.group.name: problem.default for problem in problems}
+        assert dict(tuner.recommend()) == defaults, name
+        tuner.ask()
+        assert dict(tuner.recommend()) == defaults, name
 
 
 @every_tuner

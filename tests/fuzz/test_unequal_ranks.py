@@ -113,11 +113,3 @@ def test_a_job_is_tuned_whether_it_names_its_backend_or_not(feature: tuple[objec
     ended = FreshJob(job("fsdp2", feature), "online", tmp_path).ended(150)
     assert ended.codes == [0, 0], ended.errors
     assert "search" in states_of(tmp_path, 0)
-
-
-def test_each_rank_of_a_spawned_job_writes_files_of_its_own(tmp_path: Path) -> None:
-    """One that starts another job does so in `tests/online/test_run_jobs.py`."""
-    started = FreshJob(job("ddp", ("spawned",)), "online", tmp_path)
-    ended = started.ended(250)
-    assert ended.codes == [0], ended.errors
-    assert started.wrong_files() == []

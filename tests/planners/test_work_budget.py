@@ -118,7 +118,7 @@ def test_hashes_of_names_do_not_reach_the_plan():
     def made(seed: str) -> bytes:
         script = (
             "import sys; from random_graphs import fsdp_problem; import test_work_budget as t\n"
-            "for name, planner in t.PLANNERS.items(): sys.stdout.buffer.write(t.tables(planner.plan(t.worked(8))))"
+            "for name, planner in t.PLANNERS.items(): sys.stdout.buffer.write(t.tables(planner.plan(t.worked(8, 0.2))))"
         )
         path = os.pathsep.join(filter(None, [str(Path(__file__).parent), *sys.path]))
         environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": path}

@@ -262,13 +262,13 @@ def test_names_that_look_like_dates_or_numbers_stay_names(make_report, make_grou
 
 
 @pytest.mark.slow
-def test_thirty_groups_of_up_to_eight_collectives(make_report, make_group):
-    groups = tuple(make_group(f"g/{i}", num_comms=1 + i % 8, num_comps=2) for i in range(30))
+def test_ten_groups_of_up_to_eight_collectives(make_report, make_group):
+    groups = tuple(make_group(f"g/{i}", num_comms=1 + i % 8, num_comps=2) for i in range(10))
     report = make_report(groups)
     source = render_tuning(report)
     page = Page(source)
-    assert len([name for name in page.figures if name.startswith("figure-plane")]) == 30
-    assert len(source) < 12_000_000
+    assert len([name for name in page.figures if name.startswith("figure-plane")]) == 10
+    assert len(source) < 6_000_000
     opened = [a for t, a in page.elements if t == "details" and "open" in a]
     assert len(opened) == 1
     ids = [a["id"] for _, a in page.elements if "id" in a]
