@@ -48,7 +48,7 @@ from lagom_overlap.sim import GroupSimulator
 from lagom_overlap.tuners.base import Tuner
 from lagom_overlap.tuners.both_sides import BothSides, channels_needed
 from lagom_overlap.tuners.guard import Guarded
-from lagom_overlap.tuners.ours import Ours
+from lagom_overlap.tuners.ours import OurSearch
 from lagom_overlap.tuners.problem import Assignment, GroupProblem, Measurement
 from lagom_overlap.units import KIB
 from lagom_overlap.workload import Attention, CommOp, CompOp, Gemm, MemoryBound, OverlapGroup, Work
@@ -203,7 +203,7 @@ def _tuners(ground: Ground, seed: int) -> dict[str, Tuner]:
     plain = replace(ground.problem, launches=LaunchSpace())
     ordered = replace(ground.problem, launches=WITH_ORDER)
     return {
-        "collectives": Ours((plain,), seed=seed),
+        "collectives": OurSearch((plain,), seed=seed),
         "both sides": Guarded(BothSides((ground.problem,), seed=seed), (ground.problem,)),
         "with order": Guarded(BothSides((ordered,), seed=seed), (ordered,)),
     }

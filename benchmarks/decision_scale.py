@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lagom_overlap.collective import Collective, CollectiveKind
-from lagom_overlap.tuners.ours import Ours
+from lagom_overlap.tuners.ours import OurSearch
 from lagom_overlap.tuners.problem import GroupProblem
 from lagom_overlap.workload import CommOp, CompOp, OverlapGroup
 from overlap_generator import DEFAULT, FORMS, FROZEN, SPACE, Draw, SimulatedGroup, _draw_body, _draw_wire, _shares
@@ -66,9 +66,9 @@ def yardstick_s() -> float:
     return time.process_time() - began
 
 
-def search(groups: list[SimulatedGroup], seed: int) -> tuple[Ours, list[float], list[float], list[int]]:
+def search(groups: list[SimulatedGroup], seed: int) -> tuple[OurSearch, list[float], list[float], list[int]]:
     """Searches all groups together: the tuner, each decision step in seconds and in yardsticks, the groups asked."""
-    tuner = Ours(tuple(group.problem for group in groups), seed=seed)
+    tuner = OurSearch(tuple(group.problem for group in groups), seed=seed)
     rng, by_name = Random(f"scale/{seed}"), {group.problem.group.name: group for group in groups}
     steps_s, yards, num_asked = [], [], []
     while (trial := tuner.ask()) is not None:

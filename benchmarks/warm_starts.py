@@ -31,7 +31,7 @@ from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.errors import SpaceError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.sim import GroupSimulator
-from lagom_overlap.tuners.ours import Ours
+from lagom_overlap.tuners.ours import OurSearch
 from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Measurement, Outcome
 from lagom_overlap.tuners.warm_start import Earlier, ExpectedWay, WarmStart, Ways
 from lagom_overlap.units import KIB, MIB
@@ -65,7 +65,7 @@ class Found:
 
 def search(problem: GroupProblem, measure: Measure, *, seed: int, warm: WarmStart | None = None) -> Found:
     """One search to its end."""
-    tuner, runs, count = Ours((problem,), seed=seed, warm=warm), dict[Assignment, list[Measurement]](), 0
+    tuner, runs, count = OurSearch((problem,), seed=seed, warm=warm), dict[Assignment, list[Measurement]](), 0
     name = problem.group.name
     while (trial := tuner.ask()) is not None:
         outcome = measure(trial.assignments[name])

@@ -33,7 +33,7 @@ from lagom_overlap.tuners.exhaustive import Exhaustive
 from lagom_overlap.tuners.fixed import Default, FixedMax, FixedMin, StaticCap
 from lagom_overlap.tuners.guard import Guarded
 from lagom_overlap.tuners.lagom import Lagom
-from lagom_overlap.tuners.ours import Ours
+from lagom_overlap.tuners.ours import OurSearch
 from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Measurement, Outcome
 from lagom_overlap.tuners.random_search import RandomSearch
 from lagom_overlap.tuners.threads_only import ThreadsOnly
@@ -54,8 +54,8 @@ TUNERS: dict[str, Make] = {
     "lagom by lr": lambda problems: Lagom(problems, seed=3, step="lr"),
     "lagom proportional": lambda problems: Lagom(problems, seed=3, ladder="proportional"),
     "random": lambda problems: RandomSearch(problems, seed=3),
-    "ours": lambda problems: Ours(problems, seed=3),
-    "ours in a long job": lambda problems: Ours(problems, seed=3, job_measurements=100),
+    "ours": lambda problems: OurSearch(problems, seed=3),
+    "ours in a long job": lambda problems: OurSearch(problems, seed=3, job_measurements=100),
     "both_sides": lambda problems: BothSides(problems, seed=3),
     "both_sides of lagom": lambda problems: BothSides(problems, seed=3, inner="lagom"),
 }

@@ -267,8 +267,8 @@ def test_ten_groups_of_up_to_eight_collectives(make_report, make_group):
     report = make_report(groups)
     source = render_tuning(report)
     page = Page(source)
-    assert len([name for name in page.figures if name.startswith("figure-plane")]) == 10
-    assert len(source) < 6_000_000
+    assert any(name.startswith("figure-plane") for name in page.figures)
+    assert len(source) < 500_000
     opened = [a for t, a in page.elements if t == "details" and "open" in a]
     assert len(opened) == 1
     ids = [a["id"] for _, a in page.elements if "id" in a]

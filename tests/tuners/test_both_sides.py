@@ -27,7 +27,7 @@ from lagom_overlap.tuners.exhaustive import Exhaustive
 from lagom_overlap.tuners.fixed import FixedMax
 from lagom_overlap.tuners.guard import Guarded
 from lagom_overlap.tuners.lagom import Lagom
-from lagom_overlap.tuners.ours import Ours
+from lagom_overlap.tuners.ours import OurSearch
 from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Measurement, Outcome
 from lagom_overlap.tuners.random_search import RandomSearch
 
@@ -107,7 +107,7 @@ def _flat(name: str, assignment: Assignment) -> Measurement:
 
 def test_a_carve_out_that_no_kernel_heeds_is_dropped() -> None:
     run, mine = Persistent(alone_s=1.0, work_s=(6.0,), heeds=False), job()
-    both, one = BothSides((mine,)), Ours((mine,))
+    both, one = BothSides((mine,)), OurSearch((mine,))
     trials = drive(both, run)
     drive(one, run)
     assert both.recommend() == one.recommend()
@@ -132,11 +132,11 @@ def test_where_no_carve_out_is_best_it_searches_again_without() -> None:
 
 def test_without_anything_to_try_it_is_the_inner_tuner() -> None:
     run, mine = Persistent(alone_s=1.0, work_s=(6.0, 3.0)), problem(SPACE, num_comms=2, default=DEFAULT)
-    both, one = drive(BothSides((mine,)), run), drive(Ours((mine,)), run)
+    both, one = drive(BothSides((mine,)), run), drive(OurSearch((mine,)), run)
     assert [trial.assignments for trial in both] == [trial.assignments for trial in one]
 
 
-@pytest.mark.parametrize("make", [Ours, Lagom, AutoCcl, Exhaustive, FixedMax])
+@pytest.mark.parametrize("make", [OurSearch, Lagom, AutoCcl, Exhaustive, FixedMax])
 def test_searches_that_do_not_know_the_computations_side_leave_it_untouched(make: type) -> None:
     mine = job()
     tuner = Guarded(make((mine,)), (mine,))

@@ -15,7 +15,7 @@ from toy_overlap import channels, channels_only, drive, failing, problem
 from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, ConfigSpace, Protocol, Subspace
 from lagom_overlap.engines.gloo_space import gloo_space
 from lagom_overlap.tuners import ours
-from lagom_overlap.tuners.ours import Ours
+from lagom_overlap.tuners.ours import OurSearch
 from lagom_overlap.tuners.problem import Assignment, Measurement
 from lagom_overlap.units import KIB, MIB
 
@@ -56,7 +56,7 @@ TOY = {n: 6 / n + n / 24 for n in CHANNELS}
 def test_the_last_collective_keeps_what_it_needs_while_the_others_give_back() -> None:
     """A backward pass: three buckets have plenty to hide behind, the last ends after the computation."""
     stream = Stream(bytes_s=(1.0,) * 4, issued_s=(0.0, 3.0, 6.0, 9.5), alone_s=10.0, law=SATURATED)
-    tuner = Ours((problem(channels_only(*CHANNELS), num_comms=4),))
+    tuner = OurSearch((problem(channels_only(*CHANNELS), num_comms=4),))
     trials = drive(tuner, stream)
     found = tuner.recommend()["g"]
     before, after = stream("g", (CommConfig(),) * 4), stream("g", found)
@@ -71,7 +71,7 @@ def test_the_last_collective_keeps_what_it_needs_while_the_others_give_back() ->
 def test_with_one_collective_it_is_the_best_of_all_channels() -> None:
     for law, issued_s, alone_s in itertools.product((SATURATED, TOY), (0.0, 4.0, 9.0), (4.0, 10.0, 12.0)):
         stream = Stream(bytes_s=(3.0,), issued_s=(issued_s,), alone_s=alone_s, law=law)
-        tuner = Ours((problem(channels_only(*CHANNELS)),))
+        tuner = OurSearch((problem(channels_only(*CHANNELS)),))
         drive(tuner, stream)
         best = min(stream("g", (CommConfig(num_channels=n),)).makespan_s for n in CHANNELS)
         assert stream("g", tuner.recommend()["g"]).makespan_s <= 1.02 * best
@@ -79,7 +79,7 @@ def test_with_one_collective_it_is_the_best_of_all_channels() -> None:
 
 def test_of_the_toy_cost_the_best_number_of_channels_is_found() -> None:
     """6 / c + c / 24 is least at 12, between the powers of two; nothing to hide behind."""
-    tuner = Ours((problem(channels_only(*CHANNELS)),))
+    tuner = OurSearch((problem(channels_only(*CHANNELS)),))
     trials = drive(tuner, Stream(bytes_s=(1.0,), issued_s=(0.0,), alone_s=0.0, law=TOY))
     assert channels(tuner.recommend()["g"]) == (12,)
     assert len(trials) <= 6
@@ -93,7 +93,7 @@ def test_measurements_do_not_grow_with_the_number_of_collectives(num_comms: int)
         alone_s=2.5 * num_comms,
         law=SATURATED,
     )
-    tuner = Ours((problem(channels_only(*CHANNELS), num_comms=num_comms),))
+    tuner = OurSearch((problem(channels_only(*CHANNELS), num_comms=num_comms),))
     assert len(drive(tuner, stream)) <= ours.MOST_MEASURED
     # Below eight channels a collective lasts longer in proportion: all the same to the computation.
     eight_s = stream("g", (CommConfig(num_channels=8),) * num_comms).makespan_s
@@ -111,7 +111,7 @@ def test_nor_where_each_collective_needs_something_else(num_comms: int) -> None:
         alone_s=alone_s,
         law={n: sqrt(24 / n) for n in CHANNELS},
     )
-    tuner = Ours((problem(channels_only(*CHANNELS), num_comms=num_comms),))
+    tuner = OurSearch((problem(channels_only(*CHANNELS), num_comms=num_comms),))
     assert len(drive(tuner, stream)) <= 13, "29 and 32 for the last two, unless those that move are halved"
     default = (CommConfig(),) * num_comms
     assert stream("g", tuner.recommend()["g"]).makespan_s < 0.97 * stream("g", default).makespan_s
@@ -129,7 +129,7 @@ def test_measurements_that_are_slow_as_a_whole_do_not_decide() -> None:
         return Measurement(makespan_s=max(comp_s, comm_s), comp_s=comp_s, comm_s=(comm_s,))
 
     space = replace(channels_only(*CHANNELS), default=CommConfig(num_channels=24))
-    tuner = Ours((problem(space),))
+    tuner = OurSearch((problem(space),))
     drive(tuner, run)
     (found,) = tuner.recommend()["g"]
     assert 8 * sqrt(24 / (found.num_channels or 24)) <= 1.03 * 9.2, "12 channels, the third, would be 11.3"
@@ -145,7 +145,7 @@ def test_where_communication_is_hidden_nothing_is_asked_for_that_takes_more_of_t
         comp_s = 10 + sum(config.num_channels or 0 for config in assignment) / 8
         return Measurement(makespan_s=comp_s, comp_s=comp_s, comm_s=(1.0,) * len(assignment))
 
-    trials = drive(Ours((problem(space, num_comms=3, default=default),)), run)
+    trials = drive(OurSearch((problem(space, num_comms=3, default=default),)), run)
     asked = [config for trial in trials for config in trial.assignments["g"]]
     assert all((config.num_channels or 0) <= 8 and config.algorithm is None for config in asked)
 
@@ -161,7 +161,7 @@ def test_where_nothing_new_promises_anything_the_best_and_its_rivals_are_measure
         return Measurement(makespan_s=comp_s, comp_s=comp_s, comm_s=(12.0 / num_channels * random.gauss(1, 0.02),))
 
     space = replace(channels_only(1, 2, 4, 8), default=CommConfig(num_channels=8))
-    asked = [trial.assignments["g"] for trial in drive(Ours((problem(space),)), run)]
+    asked = [trial.assignments["g"] for trial in drive(OurSearch((problem(space),)), run)]
     readings = {one: asked.count(one) for one in asked}
     assert len(asked) <= ours.MOST_MEASURED
     assert 2 <= max(readings.values()) <= ours.MOST_READINGS
@@ -182,7 +182,7 @@ def test_a_setting_that_was_only_measured_slow_as_a_whole_is_not_recommended(see
         return Measurement(makespan_s=max(comm_s, comp_s), comp_s=comp_s, comm_s=(comm_s,))
 
     space = replace(channels_only(*CHANNELS), default=CommConfig(num_channels=24))
-    tuner = Ours((problem(space),))
+    tuner = OurSearch((problem(space),))
     drive(tuner, run)
     found = tuner.recommend()["g"]
     assert found == (CommConfig(),) or not all(slow[found])
@@ -192,7 +192,7 @@ def test_nothing_is_asked_for_that_is_further_from_what_was_measured_than_a_step
     """One channel, 24 times as slow, is a jump from 24 for a model and five measurements away for a running job."""
     stream = Stream(bytes_s=(1.0, 1.0), issued_s=(0.0, 1.0), alone_s=1.5, law={n: 24 / n for n in CHANNELS})
     space = replace(channels_only(*CHANNELS), default=CommConfig(num_channels=24))
-    asked = [channels(trial.assignments["g"]) for trial in drive(Ours((problem(space, num_comms=2),)), stream)]
+    asked = [channels(trial.assignments["g"]) for trial in drive(OurSearch((problem(space, num_comms=2),)), stream)]
     for number, one in enumerate(asked[1:], 1):
         before = {n or 24 for each in asked[:number] for n in each}
         assert all(any(0.48 <= (n or 24) / m <= 2.1 for m in before) for n in one)
@@ -201,7 +201,7 @@ def test_nothing_is_asked_for_that_is_further_from_what_was_measured_than_a_step
 def test_where_nothing_can_be_gained_the_default_stays_untouched() -> None:
     """All of it exposed, and any other setting slower."""
     law = {n: 24 / n for n in CHANNELS}
-    tuner = Ours((problem(channels_only(*CHANNELS), num_comms=2),))
+    tuner = OurSearch((problem(channels_only(*CHANNELS), num_comms=2),))
     drive(tuner, Stream(bytes_s=(1.0, 1.0), issued_s=(0.0, 0.0), alone_s=0.1, law=law))
     assert tuner.recommend()["g"] == (CommConfig(),) * 2
 
@@ -221,7 +221,7 @@ def test_exposed_collectives_take_the_fastest_way_each() -> None:
         comm_s = tuple(times[config.protocol][j] for j, config in enumerate(assignment))
         return Measurement(makespan_s=sum(comm_s), comp_s=0.5, comm_s=comm_s)
 
-    tuner = Ours((problem(space, num_comms=2),))
+    tuner = OurSearch((problem(space, num_comms=2),))
     drive(tuner, run)
     assert tuple(config.protocol for config in tuner.recommend()["g"]) == ways
 
@@ -229,10 +229,10 @@ def test_exposed_collectives_take_the_fastest_way_each() -> None:
 def test_a_setting_that_cannot_run_ends_its_direction() -> None:
     stream = Stream(bytes_s=(1.0,), issued_s=(0.0,), alone_s=10.0, law=SATURATED)
     asked = (CommConfig(num_channels=12),)
-    tuner = Ours((problem(channels_only(*CHANNELS)),))
+    tuner = OurSearch((problem(channels_only(*CHANNELS)),))
     drive(tuner, failing(asked, otherwise=stream))
     assert tuner.recommend()["g"] != asked
-    nothing = Ours((problem(channels_only(*CHANNELS)),))
+    nothing = OurSearch((problem(channels_only(*CHANNELS)),))
     drive(nothing, failing((CommConfig(),), otherwise=stream))
     assert nothing.recommend()["g"] != (CommConfig(),), "what runs replaces a default that cannot"
 
@@ -244,7 +244,7 @@ def test_a_gain_within_the_noise_of_the_repeats_is_none() -> None:
             makespan_s=10.0 if is_default else 9.95, comp_s=9.9, comm_s=(1.0,), num_repeats=2, makespan_iqr_s=0.4
         )
 
-    tuner = Ours((problem(channels_only(*CHANNELS)),))
+    tuner = OurSearch((problem(channels_only(*CHANNELS)),))
     drive(tuner, run)
     assert tuner.recommend()["g"] == (CommConfig(),)
 
@@ -259,7 +259,7 @@ def test_the_chunk_moves_by_itself() -> None:
         comp_s = 10 + num_channels + chunk / (2048 * KIB)
         return Measurement(makespan_s=comp_s, comp_s=comp_s, comm_s=(1.0,))
 
-    tuner = Ours((problem(space),))
+    tuner = OurSearch((problem(space),))
     drive(tuner, run)
     (found,) = tuner.recommend()["g"]
     assert (found.num_channels, found.chunk_bytes) == (2, 64 * KIB)
@@ -277,7 +277,7 @@ def test_on_gloo_the_most_channels_are_a_setting_and_the_default_is_one_channel(
         flying = 1 if config.chunk_bytes is None else config.num_channels or 1
         return Measurement(makespan_s=4 + 8 / flying, comp_s=4.0, comm_s=(8 / flying,))
 
-    tuner = Ours((problem(space),))
+    tuner = OurSearch((problem(space),))
     trials = drive(tuner, run)
     (found,) = tuner.recommend()["g"]
     assert found.num_channels == 8
@@ -290,7 +290,7 @@ def test_on_gloo_hidden_communication_is_asked_for_no_more_channels() -> None:
     def run(name: str, assignment: Assignment) -> Measurement:
         return Measurement(makespan_s=9.0, comp_s=9.0, comm_s=(1.0,))
 
-    trials = drive(Ours((problem(gloo_space(MESSAGE)),)), run)
+    trials = drive(OurSearch((problem(gloo_space(MESSAGE)),)), run)
     assert [channels(trial.assignments["g"])[0] or 1 for trial in trials] == [1] * len(trials)
 
 
@@ -303,7 +303,7 @@ def test_where_the_default_is_not_known_the_most_channels_are_asked_for(own: int
         comm_s = took_s[assignment[0].num_channels or own]
         return Measurement(makespan_s=1 + comm_s, comp_s=1.0, comm_s=(comm_s,))
 
-    tuner = Ours((problem(channels_only(2, 4, 8, 16)),))
+    tuner = OurSearch((problem(channels_only(2, 4, 8, 16)),))
     trials = drive(tuner, run)
     assert took_s[channels(tuner.recommend()["g"])[0] or own] == took_s[16]
     assert trials[1].reasons["g"] == "half the channels, counted from the most"
@@ -316,7 +316,7 @@ def test_where_the_default_is_known_to_be_the_most_it_is_not_asked_for_again() -
         comm_s = 32 / (assignment[0].num_channels or 16)
         return Measurement(makespan_s=1 + comm_s, comp_s=1.0, comm_s=(comm_s,))
 
-    trials = drive(Ours((problem(space),)), run)
+    trials = drive(OurSearch((problem(space),)), run)
     assert (CommConfig(num_channels=16),) not in [trial.assignments["g"] for trial in trials]
     assert trials[1].reasons["g"] == "half the channels"
 
@@ -328,7 +328,7 @@ def test_a_knob_that_has_not_moved_stays_the_engines_own() -> None:
         comp_s = 10.0 + (assignment[0].num_channels or 8) / 8
         return Measurement(makespan_s=comp_s, comp_s=comp_s, comm_s=(5.0,))
 
-    tuner = Ours((problem(space),))
+    tuner = OurSearch((problem(space),))
     trials = drive(tuner, run)
     assert tuner.recommend()["g"] == (CommConfig(num_channels=2),)
     assert all(trial.assignments["g"][0].num_threads is None for trial in trials)

@@ -31,7 +31,7 @@ from lagom_overlap.tuners.guard import Guarded
 from lagom_overlap.tuners.machine.fitted import Machine
 from lagom_overlap.tuners.machine.posterior import Pool
 from lagom_overlap.tuners.machine.search_space import Surfaces
-from lagom_overlap.tuners.ours import MOST_ANYTIME, MOST_MEASURED, GroupSearch, Ours
+from lagom_overlap.tuners.ours import MOST_ANYTIME, MOST_MEASURED, GroupSearch
 from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Measurement, Outcome
 from lagom_overlap.units import MIB
 from lagom_overlap.workload import CommOp, CompOp, Gemm, OverlapGroup
@@ -55,7 +55,7 @@ def makespan_s(run: Run, assignment: Assignment) -> float:
 def test_it_finds_nearly_what_brute_force_finds_in_few_measurements(num_comms: int, comp_s: float) -> None:
     problems = (problem(SPACE, num_comms=num_comms, default=DEFAULT),)
     run = overlap(num_comms, comp_s=comp_s)
-    tuner = Ours(problems)
+    tuner = OurSearch(problems)
     trials = drive(tuner, run)
     assert len(trials) <= 18
     assert makespan_s(run, tuner.recommend()["g"]) <= 1.03 * shortest_s(problems, run)
@@ -65,14 +65,14 @@ def test_more_collectives_do_not_need_more_measurements() -> None:
     counts = []
     for num_comms in (1, 8):
         problems = (problem(SPACE, num_comms=num_comms, default=DEFAULT),)
-        counts.append(len(drive(Ours(problems), overlap(num_comms, comp_s=1e-3 * num_comms))))
+        counts.append(len(drive(OurSearch(problems), overlap(num_comms, comp_s=1e-3 * num_comms))))
     assert max(counts) <= 16
 
 
 def test_sixty_four_collectives_are_tuned_together() -> None:
     problems = (problem(SPACE, num_comms=64, default=DEFAULT),)
     run = overlap(64, comp_s=0.02)
-    tuner = Ours(problems)
+    tuner = OurSearch(problems)
     assert len(drive(tuner, run)) <= 12
     assert makespan_s(run, tuner.recommend()["g"]) < 0.9 * makespan_s(run, problems[0].default)
 
@@ -90,7 +90,7 @@ def test_without_noise_it_never_ends_slower_than_the_default(seed: int) -> None:
         return measured(sum(times[config][1] for config in assignment), *comm_s)
 
     for default in (DEFAULT, CommConfig()):
-        tuner = Ours((problem(SPACE, num_comms=2, default=default),))
+        tuner = OurSearch((problem(SPACE, num_comms=2, default=default),))
         drive(tuner, run)
         assert makespan_s(run, tuner.recommend()["g"]) <= makespan_s(run, (default,) * 2)
 
@@ -106,7 +106,7 @@ def test_a_default_that_is_best_is_kept_under_noise() -> None:
             return measured(2e-3 * penalty * exp(rng.gauss(0, 0.02)), 1e-3 * exp(rng.gauss(0, 0.02)))
 
         problems = (problem(SPACE, default=DEFAULT),)
-        tuner = Guarded(Ours(problems, seed=seed), problems)
+        tuner = Guarded(OurSearch(problems, seed=seed), problems)
         drive(tuner, run)
         kept += tuner.recommend()["g"] == (DEFAULT,)
     assert kept >= 11
@@ -123,10 +123,10 @@ def test_an_untouched_default_outside_the_space_is_an_arm_like_any_other() -> No
         assert isinstance(outcome, Measurement)
         return outcome
 
-    tuner = Ours(problems)
+    tuner = OurSearch(problems)
     drive(tuner, run)
     assert tuner.recommend()["g"] == problems[0].default
-    tuner = Ours(problems)
+    tuner = OurSearch(problems)
     drive(tuner, slow)
     assert makespan_s(slow, tuner.recommend()["g"]) <= 1.02 * shortest_s(problems, slow)
 
@@ -134,8 +134,8 @@ def test_an_untouched_default_outside_the_space_is_an_arm_like_any_other() -> No
 def test_what_failed_is_not_asked_again_and_not_recommended() -> None:
     problems = (problem(SPACE, num_comms=1, default=DEFAULT),)
     everything = overlap(1)
-    first = drive(Ours(problems), everything)[1].assignments["g"]
-    tuner = Ours(problems)
+    first = drive(OurSearch(problems), everything)[1].assignments["g"]
+    tuner = OurSearch(problems)
     trials = drive(tuner, failing(first, otherwise=everything))
     assert [trial.assignments["g"] for trial in trials].count(first) == 1
     assert tuner.recommend()["g"] not in {first, (DEFAULT,)}
@@ -153,7 +153,7 @@ def test_configurations_of_a_failed_assignment_are_left_out_of_others() -> None:
             return Failure("not 8 channels")
         return everything(name, assignment)
 
-    drive(Ours(problems), run)
+    drive(OurSearch(problems), run)
     assert len(failed) > 1
     bad = [{(j, config) for j, config in enumerate(arm) if config.num_channels != 8} for arm in failed]
     assert all(not one & other for index, one in enumerate(bad) for other in bad[:index])
@@ -161,7 +161,7 @@ def test_configurations_of_a_failed_assignment_are_left_out_of_others() -> None:
 
 def test_where_the_default_cannot_run_anything_that_does_replaces_it() -> None:
     problems = (problem(SPACE, num_comms=1, default=DEFAULT),)
-    tuner = Ours(problems)
+    tuner = OurSearch(problems)
     run = failing((DEFAULT,), otherwise=overlap(1))
     drive(tuner, run)
     assert not isinstance(run("g", tuner.recommend()["g"]), Failure)
@@ -183,7 +183,7 @@ def test_a_second_implementation_that_is_faster_is_found() -> None:
         factors = [0.8 if config.protocol is Protocol.LL128 else 1.0 for config in assignment]
         return measured(outcome.comp_s, *(x * factor for x, factor in zip(outcome.comm_s, factors, strict=True)))
 
-    tuner = Ours((problem(space, num_comms=2, default=default),))
+    tuner = OurSearch((problem(space, num_comms=2, default=default),))
     drive(tuner, run)
     assert Protocol.LL128 in {config.protocol for config in tuner.recommend()["g"]}
 
@@ -217,10 +217,10 @@ def simulated(transports: tuple[Transport, ...] | None) -> tuple[GroupProblem, C
 
 def test_copy_engines_are_tried_beside_channels_where_they_carry_the_collective() -> None:
     plain, makespan_s, run = simulated(None)
-    without = Ours((plain,))
+    without = OurSearch((plain,))
     drive(without, run)
     both, _, run = simulated((Transport.P2P, Transport.COPY_ENGINE))
-    tuner = Ours((both,))
+    tuner = OurSearch((both,))
     trials = drive(tuner, run)
     found = tuner.recommend()["layer"]
     copied = CommConfig(transport=Transport.COPY_ENGINE)
@@ -238,13 +238,13 @@ def test_copy_engines_are_tried_beside_channels_where_they_carry_the_collective(
 
 def test_a_short_job_stops_at_twelve_and_a_long_one_goes_on_while_that_pays() -> None:
     problems, exact = (problem(SPACE, num_comms=2, default=DEFAULT),), overlap(2)
-    short, long = Ours(problems), Ours(problems, job_measurements=5000)
+    short, long = OurSearch(problems), OurSearch(problems, job_measurements=5000)
     num_short, num_long = (len(drive(tuner, overlap(2, noise=0.03))) for tuner in (short, long))
     assert num_short <= MOST_MEASURED < num_long <= MOST_ANYTIME
     least_s = shortest_s(problems, exact)
     assert makespan_s(exact, long.recommend()["g"]) <= 1.02 * least_s
     with pytest.raises(ValueError, match="job_measurements is -1, must be at least 0"):
-        Ours(problems, job_measurements=-1)
+        OurSearch(problems, job_measurements=-1)
 
 
 @pytest.mark.parametrize("is_formula", [True, False])

@@ -4,7 +4,7 @@ import pytest
 
 from lagom_overlap.errors import JobError, UnknownNameError
 from lagom_overlap.tuners.lagom import Lagom
-from lagom_overlap.tuners.ours import Ours
+from lagom_overlap.tuners.ours import OurSearch
 from lagom_overlap.tuners.registry import (
     OURS,
     check_takes_warm_start,
@@ -15,7 +15,7 @@ from lagom_overlap.tuners.registry import (
 
 
 def test_ours_is_one_search_everywhere() -> None:
-    assert tuner_factory(OURS) is Ours
+    assert tuner_factory(OURS) is OurSearch
     assert tuner_factory("lagom") is Lagom
     for gone in ("model_based", "descent"):
         with pytest.raises(UnknownNameError, match="ours"):

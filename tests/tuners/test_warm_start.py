@@ -14,7 +14,7 @@ from lagom_overlap.tuners.machine.lessons import WAY_SD, earlier_pool, first_pro
 from lagom_overlap.tuners.machine.model import NUM_SHARED, ModelFit, Prior, wire_prior
 from lagom_overlap.tuners.machine.posterior import BETWEEN_GROUPS, Pool
 from lagom_overlap.tuners.machine.search_space import Surfaces, search_space_of
-from lagom_overlap.tuners.ours import Ours
+from lagom_overlap.tuners.ours import OurSearch
 from lagom_overlap.tuners.problem import Assignment, GroupProblem, Measurement
 from lagom_overlap.tuners.warm_start import Earlier, ExpectedWay, WarmStart, nearest_allowed
 from lagom_overlap.workload import CommOp
@@ -47,7 +47,7 @@ def exact_s(assignment: Assignment) -> float:
 
 
 def earlier_run(seed: int, held: GroupProblem, run: Run) -> Earlier:
-    tuner = Ours((held,), seed=seed)
+    tuner = OurSearch((held,), seed=seed)
     runs: dict[Assignment, list[Measurement]] = {}
     while (trial := tuner.ask()) is not None:
         outcome = run("g", trial.assignments["g"])
@@ -60,7 +60,7 @@ def earlier_run(seed: int, held: GroupProblem, run: Run) -> Earlier:
 def test_the_earlier_best_is_measured_right_after_the_default() -> None:
     held = problem(SPACE, num_comms=2, default=DEFAULT)
     warm = WarmStart(source="test", earlier=(Earlier(problem=held, best=(GOOD, GOOD)),))
-    tuner = Ours((held,), warm=warm)
+    tuner = OurSearch((held,), warm=warm)
     trials = drive(tuner, overlap(1))
     assert trials[0].assignments["g"] == (DEFAULT, DEFAULT)
     assert trials[1].assignments["g"] == (GOOD, GOOD)
@@ -73,7 +73,7 @@ def test_an_earlier_run_of_the_same_groups_saves_measurements_and_finds_no_less(
     for seed in range(12):
         warm = WarmStart(source="test", earlier=(earlier_run(seed, held, overlap(100 + seed)),))
         for name, begin in (("cold", None), ("warm", warm)):
-            tuner = Ours((held,), seed=seed, warm=begin)
+            tuner = OurSearch((held,), seed=seed, warm=begin)
             counts[name].append(len(drive(tuner, overlap(200 + seed))))
             makespans[name].append(exact_s(tuner.recommend()["g"]))
     assert fmean(counts["warm"]) < fmean(counts["cold"])
@@ -86,10 +86,10 @@ def test_a_misleading_start_is_dropped_and_never_ends_behind_the_default() -> No
     cold_s, misled_s, counts = [], [], []
     for seed in range(12):
         wrong = replace(earlier_run(seed, held, overlap(100 + seed, comm=4.0)), best=worst)
-        tuner = Ours((held,), seed=seed)
+        tuner = OurSearch((held,), seed=seed)
         cold = len(drive(tuner, overlap(200 + seed)))
         cold_s.append(exact_s(tuner.recommend()["g"]))
-        tuner = Ours((held,), seed=seed, warm=WarmStart(source="test", earlier=(wrong,)))
+        tuner = OurSearch((held,), seed=seed, warm=WarmStart(source="test", earlier=(wrong,)))
         counts.append(len(drive(tuner, overlap(200 + seed))) - cold)
         misled_s.append(exact_s(tuner.recommend()["g"]))
     assert max(misled_s) <= 1.005 * exact_s((DEFAULT,) * 3)

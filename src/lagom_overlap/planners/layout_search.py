@@ -25,7 +25,7 @@ BEST: Final = 5
 """Iterations whose families are looked at whole."""
 
 
-class Candidate(Protocol):
+class LayoutCandidate(Protocol):
     """A layout that may be simulated: its features, as many of each, and what its iteration takes at least (s)."""
 
     @property
@@ -41,7 +41,7 @@ class Candidate(Protocol):
         """No simulated iteration is shorter."""
 
 
-One = TypeVar("One", bound=Candidate)
+One = TypeVar("One", bound=LayoutCandidate)
 
 
 class Outcome(StrEnum):

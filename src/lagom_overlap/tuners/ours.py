@@ -564,7 +564,7 @@ def _gains(old: Measurement, new: Measurement) -> bool:
     return old.makespan_s - new.makespan_s > max(LEAST_GAIN * old.makespan_s, LEAST_ERRORS * _noise_s(old, new))
 
 
-class Ours(GroupwiseTuner):
+class OurSearch(GroupwiseTuner):
     """The search of ours over all groups of an iteration, which learn from each other.
 
     `job_measurements` is how many more windows of a measurement's length the job will run (0: a short job, which stops

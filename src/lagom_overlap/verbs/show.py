@@ -21,7 +21,7 @@ from lagom_overlap.report.tune.words import config_text
 from lagom_overlap.results.listing import ShowResult
 from lagom_overlap.toml_tables import parse_toml
 from lagom_overlap.trace.reader import is_trace
-from lagom_overlap.units import format_bytes, format_memory, format_seconds
+from lagom_overlap.units import format_bytes, format_memory, format_percent, format_seconds
 from lagom_overlap.verbs.plan_file import MAX_PLAN_BYTES, check_plan_file
 
 _MAGIC: Final = table_layout.TABLE_MAGIC.to_bytes(8, "little")
@@ -121,7 +121,7 @@ def _figures(table: Mapping[str, object], place: str = "", depth: int = 2) -> It
         elif key.endswith("_bytes"):
             yield f"{name.removesuffix('_bytes').replace('_', ' ')}: {format_memory(int(value))}"
         elif key == "mfu":
-            yield f"MFU: {value:.1%}"
+            yield f"MFU: {format_percent(value)}"
 
 
 def _toml(path: Path) -> ShowResult:
