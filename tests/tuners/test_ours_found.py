@@ -31,7 +31,7 @@ from lagom_overlap.tuners.guard import Guarded
 from lagom_overlap.tuners.machine.fitted import Machine
 from lagom_overlap.tuners.machine.posterior import Pool
 from lagom_overlap.tuners.machine.search_space import Surfaces
-from lagom_overlap.tuners.ours import MOST_ANYTIME, MOST_MEASURED, GroupSearch
+from lagom_overlap.tuners.ours import MOST_ANYTIME, MOST_MEASURED, GroupSearch, OurSearch
 from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Measurement, Outcome
 from lagom_overlap.units import MIB
 from lagom_overlap.workload import CommOp, CompOp, Gemm, OverlapGroup
