@@ -362,7 +362,7 @@ def test_one_rank_is_too_few() -> None:
 
 def test_without_torch_the_pip_line_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_extra.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(MissingDependencyError, match=r"pip install .*\[torch\]"):
+    with pytest.raises(MissingDependencyError, match="pip install torch"):
         open_backend(request())
 
 

@@ -123,7 +123,7 @@ def test_observing_changes_no_number_nor_exit_code_and_says_what_could_be_reache
     assert sum("channels" in line and "100.0 %" in line for line in said) == 1
     assert "sitecustomize" not in error
     found, _, next_line = ending(error)
-    assert "settings reach 100% of it" in found
+    assert "settings reach 100 % of it" in found
     assert "lagom run --online -- " in next_line
     for rank in range(2):
         trace = json.loads(gzip.decompress((tmp_path / "seen" / "traces" / f"rank{rank}.json.gz").read_bytes()))

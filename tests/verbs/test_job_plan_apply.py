@@ -8,6 +8,7 @@ import pytest
 from forked_python import run_ranks
 from lagom_overlap.cli import main
 from lagom_overlap.errors import JobError
+from lagom_overlap.workload import CompOp
 from lagom_overlap.workload.issued import IssuedStep
 
 pytestmark = [pytest.mark.torch, pytest.mark.gloo, pytest.mark.slow]
@@ -116,7 +117,8 @@ def test_a_plan_file_decides_for_the_compiler_pass(plan):
     with fake_world(2):
         captured = load_program(Path("mine.py"), "step").captured("pass").capture
     rewrites = PlanFile(plan)(captured, {})
-    assert sorted(rewrites[-1].order) == sorted(op.name for op in captured.iteration.ops)
+    computations = [op.name for op in captured.iteration.ops if isinstance(op, CompOp)]  # collectives may be fused
+    assert sorted(set(rewrites[-1].order) & set(computations)) == sorted(computations)
     foreign = IssuedStep(iteration=captured.iteration, num_ranks=4, groups={"world": (0, 1)})
     with pytest.raises(JobError, match="is for 2 ranks, this job has 4"):
         PlanFile(plan)(foreign)
