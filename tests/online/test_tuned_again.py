@@ -16,7 +16,7 @@ from lagom_overlap.online.options import OnlineOptions
 from lagom_overlap.online.ranks.messages import SwitchState
 from lagom_overlap.tuners.base import Problems
 from lagom_overlap.tuners.journal import StepKind
-from lagom_overlap.tuners.ours import Ours
+from lagom_overlap.tuners.ours import OurSearch
 from lagom_overlap.tuners.study import Study
 from lagom_overlap.tuners.warm_start import WarmStart
 
@@ -32,7 +32,7 @@ def warms(monkeypatch: pytest.MonkeyPatch) -> list[WarmStart | None]:
         def make(problems: Problems, warm: WarmStart | None) -> Study:
             given.append(warm)
             use = None if chosen.tuner == "cold" else warm
-            return Study(problems, Ours(problems, seed=0, warm=use), num_pairs=chosen.num_pairs)
+            return Study(problems, OurSearch(problems, seed=0, warm=use), num_pairs=chosen.num_pairs)
 
         return make
 

@@ -45,7 +45,7 @@ def test_a_lasting_change_is_found_once_it_has_lasted_as_long_as_was_asked(
 
 def test_an_alarm_says_what_steps_took_and_take() -> None:
     found = Watcher(1.08, PATIENCE).see([*[1.0] * 300, *[1.25] * 80])
-    assert found == "steps became slower: 1.00 s when settled, 1.25 s now"
+    assert found == "steps became slower: they took 1.00 s and now take 1.25 s"
 
 
 def test_the_same_times_alarm_at_the_same_step_however_they_are_cut_into_windows() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from lagom_overlap.collective import Collective, CollectiveKind, CommConfig, ConfigSpace, Subspace
 from lagom_overlap.tuners.curves import Curves, Setting
-from lagom_overlap.tuners.ours import MOST_MEASURED, Ours
+from lagom_overlap.tuners.ours import MOST_MEASURED, OurSearch
 from lagom_overlap.tuners.problem import Assignment, GroupProblem, Measurement
 from lagom_overlap.tuners.waiting import Stream, drawn_starts, makespans, replay
 from lagom_overlap.units import KIB, MIB
@@ -108,7 +108,7 @@ def test_where_collectives_wait_the_search_gives_each_its_own_setting() -> None:
     space = ConfigSpace((Subspace(num_channels=CHANNELS),))
     default = at(8, 8, 8, 8)
     problem = GroupProblem(group=group(), spaces=(space,) * 4, default=default)
-    tuner, noise, num = Ours((problem,)), Random(3), 0
+    tuner, noise, num = OurSearch((problem,)), Random(3), 0
     while (trial := tuner.ask()) is not None:
         tuner.tell(trial, {"g": played(trial.assignments["g"], True, noise)})
         num += 1

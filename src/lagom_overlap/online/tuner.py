@@ -47,7 +47,6 @@ from lagom_overlap.online.graph_captures import GRAPH_CAPTURES
 from lagom_overlap.online.job_profiler import OWN_PROFILER, why_not_now
 from lagom_overlap.online.journal import JournalFile
 from lagom_overlap.online.launch_steps import is_pipelined
-from lagom_overlap.online.live import Announcer, OnEvent
 from lagom_overlap.online.options import DISABLE_VARIABLE, MODE_VARIABLE, OnlineOptions, is_disabled
 from lagom_overlap.online.ranks.exchange import Exchange, Store, StoreLost
 from lagom_overlap.online.ranks.member import Adopted, Member, calls_so_far
@@ -62,7 +61,8 @@ from lagom_overlap.online.step_clock import EventClock
 from lagom_overlap.record import utc_now
 from lagom_overlap.tuners.registry import check_tuner_name, searches_launches
 
-if TYPE_CHECKING:  # one rank checks, and it alone loads what does
+if TYPE_CHECKING:  # one rank checks, and it alone loads what does; few jobs have a listener
+    from lagom_overlap.online.live import Announcer, OnEvent
     from lagom_overlap.online.ranks.check import Check
 
 _log = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ class OnlineTuner:
         route: Route | None = None,
         compute: ComputeRoute | None = None,
         enabled: bool = True,
-        on_event: OnEvent | None = None,
+        on_event: "OnEvent | None" = None,
         **changes: object,
     ) -> None:
         chosen = replace(options or OnlineOptions(), **changes)  # type: ignore[arg-type]  # checked by the class
@@ -119,7 +119,11 @@ class OnlineTuner:
         self._member: Member | None = None
         self._collectives: Route | None = None
         self._is_in_step = self._is_pipelined = False
-        self._announcer = None if on_event is None else Announcer(on_event)
+        self._announcer: Announcer | None = None
+        if on_event is not None:
+            from lagom_overlap.online import live  # noqa: PLC0415
+
+            self._announcer = live.Announcer(on_event)
         self._rank = 0
         self._pid = os.getpid()
         self._engine = ""
@@ -194,7 +198,7 @@ class OnlineTuner:
         """Why, in words: the trial under way, the verdict, or what ended the tuning."""
         return self._member.plan.reason if self._member is not None else "not enabled"
 
-    def _announce(self, announcer: Announcer) -> None:
+    def _announce(self, announcer: "Announcer") -> None:
         state = self.state
         announcer.after_step(state, state.words, self.reason, len(self.settings))
 
