@@ -13,7 +13,7 @@ from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.jobfile import shapes, step
 from lagom_overlap.jobfile.job import Job, limits_of
-from lagom_overlap.jobfile.spec import read_job
+from lagom_overlap.jobfile.spec import read_tables
 from lagom_overlap.sim.training import TrainingSimulator
 from lagom_overlap.verbs.compare import CompareRequest, run_compare
 from lagom_overlap.verbs.plan import PlanRequest, run_plan
@@ -28,7 +28,7 @@ from lagom_overlap.workload.parallel import ParallelTable
 from lagom_overlap.workload.step import load_rules
 
 LOADERS: tuple[Callable[..., object], ...] = (
-    read_job, load_preset, load_model, load_rules, read_capture,
+    read_tables, load_preset, load_model, load_rules, read_capture,
 )  # fmt: skip
 BUILDERS: tuple[Callable[..., object], ...] = (
     step.job_step, step.cluster_for, step.filled_cluster, step.stated_cluster, step.model_of,
@@ -109,7 +109,7 @@ def test_no_verb_loads_or_builds_a_part_of_its_job_twice(
     monkeypatch.setattr("lagom_overlap.verbs.simulate.simulated_what_ifs", lambda job: ())  # they ask of other jobs
     counts = counted(monkeypatch)
     VERBS[verb](tmp_path / f"{job}.toml")
-    assert counts["load_preset"] == counts["read_job"] == 1
+    assert counts["load_preset"] == counts["read_tables"] == 1
     assert counts["job_step"] <= 1
     assert counts["load_model"] == counts["ParallelTable.layout"] == (job == "model")
     assert counts["read_capture"] == (job == "captured")
