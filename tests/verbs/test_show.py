@@ -40,7 +40,7 @@ def test_a_run_shows_the_figures_of_its_result(here: Path) -> None:
     assert shown.what == "a run of lagom simulate of job 'small'"
     assert f"iteration: {format_seconds(result.iteration_s)}" in shown.said
     assert f"memory: {format_memory(result.memory_bytes)}" in shown.said
-    assert f"MFU: {result.mfu:.1%}" in shown.said
+    assert f"MFU: {100 * result.mfu:.1f} %" in shown.said
     assert {f"note: {note}" for note in result.notes} <= set(shown.said)
     assert shown.next == "Next: lagom open run"
 
