@@ -180,7 +180,7 @@ def test_the_search_finds_the_carve_out_and_every_rank_runs_under_the_same(job: 
     assert one.applied == other.applied
     assert job.plans[0] == job.plans[1]
     assert job.members[0].plan.state == SwitchState.WATCH
-    assert "tuned" in job.members[0].plan.reason
+    assert "new settings save" in job.members[0].plan.reason
     assert one.carved
     assert job.routes[0].holds()  # type: ignore[attr-defined]
     assert records[0][-1].duration_s < 0.75 * records[0][0].duration_s

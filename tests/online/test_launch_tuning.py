@@ -131,8 +131,8 @@ def test_each_state_is_one_line_with_its_steps_left_and_the_end_is_three_lines(s
         step()
     said = capsys.readouterr().err.splitlines()
     assert said == [
-        "lagom: online tuning: search (as the test says), at most 12 steps",
-        "lagom: online tuning: watch (as the test says), at most 12 steps",
+        "lagom: online tuning: trying settings: as the test says, at most 12 steps",
+        "lagom: online tuning: done, and watching the job's steps: as the test says, at most 12 steps",
     ]
     start.ranks[0].close()
     start.ranks[0].close()
