@@ -54,8 +54,12 @@ def census() -> dict[str, int]:
 
 
 def settled(least: dict[str, int]) -> dict[str, int]:
-    """What is left over `least` when all that is on its way out has gone; threads take a moment."""
-    for attempt in range(60):
+    """What is left over `least` when all that is on its way out has gone.
+
+    Threads take a moment; connections to a store that this rank holds go when the other ranks are here too, and one
+    that waits for its data loader's workers comes 10 s later: up to 30 s.
+    """
+    for attempt in range(175):
         now = census()
         left = {name: number - least[name] for name, number in now.items() if number > least[name]}
         if not left:
