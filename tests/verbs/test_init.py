@@ -1,6 +1,7 @@
 """`lagom init`: the job file that it writes is one, and says what simulate says."""
 
 import json
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,16 @@ def test_a_config_json_gives_a_model_file_next_to_the_job(capsys: pytest.Capture
     assert step.model.num_params == named.num_params
 
 
+def test_files_of_ones_own_are_found_from_where_the_job_file_lies(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("config.json").write_text(json.dumps(LLAMA))
+    Path("jobs").mkdir()
+    Path("mine.toml").write_text(resources.files("lagom_overlap.clusters").joinpath("h100_dgx.toml").read_text())
+    words = ["init", "config.json", "--cluster", "mine.toml", "--gpus", "8", "--out", "jobs/job.toml"]
+    assert main(words) == 0
+    assert "Next: lagom simulate jobs/job.toml" in capsys.readouterr().out
+    assert main(["simulate", "jobs/job.toml"]) == 0
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -93,6 +104,7 @@ def test_a_config_json_gives_a_model_file_next_to_the_job(capsys: pytest.Capture
         (("dense.json",), "mlp_only_layers is [0]"),
         (("phi-2", "--out", "noise.json"), "'noise.json' is there already"),
         (("phi-2", "--out", "no/job.toml"), "does not exist"),
+        (("phi-2", "--out", "/"), "--out '/': must be a file's name"),
         (("phi-2", "--seq-len", "0"), "'0' is no count"),
     ],
 )

@@ -90,6 +90,11 @@ def test_saved_settings_a_capture_and_a_job_file_are_told_apart(here: Path) -> N
 
     assert run_show(Path("model.toml")).next == "Next: lagom simulate model.toml"
     assert run_show(Path("shapes.toml")).next == "Next: lagom tune shapes.toml"
+    spaced = Path("a model's.toml")
+    spaced.write_text(Path("model.toml").read_text().replace("fsdp = 8", "fsdp = { auto = [4, 8] }"))
+    shown = run_show(spaced)
+    assert shown.next == """Next: lagom simulate 'a model'"'"'s.toml'"""
+    assert "[parallel] fsdp = {'auto': [4, 8]}" in shown.said
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,10 @@ from lagom_overlap.verbs import simulate_layouts
 from lagom_overlap.verbs.simulate_layouts import LayoutsRequest, run_layouts
 
 MODEL = '[job]\nname = "m"\n[model]\nname = "llama-3.2-1b"\nseq_len = 2048\n[cluster]\npreset = "h100_dgx"\n'
+OWN_MODEL = (
+    'name = "own"\nnum_layers = 2\nhidden = 512\nffn = 2048\nnum_heads = 8\nnum_kv_heads = 8\nhead_dim = 64\n'
+    "vocab = 32000\ngated = true\ntied_embeddings = false\n"
+)
 SMALL = LayoutsRequest(model="llama-3.2-1b", cluster="h100_dgx", num_gpus=2, frameworks=("megatron",))
 
 
@@ -42,8 +46,11 @@ def test_the_fastest_layout_is_a_job_file_that_simulate_reads_back_to_the_digit(
     assert run.kind is RunKind.LAYOUTS
     assert run.files == ("best.toml", "report.html", "run.json")
     page = Path("run/report.html").read_text()
-    assert page.count("<circle") == len(ranked["rows"])
     assert "lagom simulate run/best.toml" in page
+    others, frontier = json.loads(page.split('id="figure-layouts">')[1].split("</script>")[0])["data"]
+    assert len(others["x"]) + len(frontier["x"]) == len(ranked["rows"])
+    assert frontier["x"] == sorted(frontier["x"])
+    assert frontier["y"] == sorted(frontier["y"], reverse=True)
 
 
 def test_the_ranking_agrees_with_simulating_every_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,6 +139,34 @@ def test_several_values_of_a_key_are_ranked_each_as_a_job_of_its_own(
     assert tomllib.loads((tmp_path / "run" / "best.toml").read_text())["parallel"]["fsdp"] == 8
 
 
+def test_best_toml_names_files_of_ones_own_as_seen_from_its_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a model as of a job file's variants, and the row that simulate gives from there is the ranked one."""
+    monkeypatch.chdir(tmp_path)
+    Path("jobs").mkdir()
+    Path("own.model.toml").write_text(OWN_MODEL)
+    ranked = told(capsys, "simulate", "--model", "own.model.toml", "--cluster", "h100_dgx", "--gpus", "1")
+    folder = Path(ranked["files"][0]).parent
+    assert told(capsys, "simulate", str(folder / "best.toml"))["iteration_s"] == ranked["rows"][0]["iteration_s"]
+    text = MODEL.replace('"llama-3.2-1b"', '"../own.model.toml"') + "[parallel]\nfsdp = 2\n"
+    found = variants(capsys, Path("jobs"), text, "--set", "parallel.micro_batch=1,2")
+    assert told(capsys, "simulate", "jobs/run/best.toml")["iteration_s"] == found["rows"][0]["iteration_s"]
+
+
+def test_variants_that_have_the_keys_of_a_ranking_are_shown_as_variants(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(MODEL + "[parallel]\ndata = 2\n")
+    words = ["parallel.framework=megatron,ddp", "parallel.micro_batch=1,2", "parallel.global_batch=8,16"]
+    sets = [word for said in words for word in ("--set", said)]
+    assert main(["simulate", str(job), "--out", str(tmp_path / "run"), *sets]) == 0
+    shown = capsys.readouterr().out
+    assert ", global_batch = 16: " in shown.splitlines()[2]
+    assert shown.count("framework = ") == 9, "eight variants and the headline"
+
+
 def test_auto_in_the_file_says_the_same_and_what_cannot_be_built_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -160,6 +195,9 @@ def test_auto_in_the_file_says_the_same_and_what_cannot_be_built_is_told(
         (("job.toml", "--set", "fsdp=8"), "must be TABLE.KEY=VALUE"),
         (("job.toml", "--set", "parallel.fdsp=8"), "unknown key 'parallel.fdsp' (did you mean 'fsdp'?)"),
         (("job.toml", "--set", "parallel.fsdp=4,x"), "x"),
+        (("job.toml", "--set", "parallel.fsdp=,"), "must be TABLE.KEY=VALUE"),
+        (("job.toml", "--set", "parallel.fsdp=8]"), "must be TABLE.KEY=VALUE"),
+        (("job.toml", "--set", "parallel.fsdp={a=1}"), "must be a number, a word, or a list"),
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(

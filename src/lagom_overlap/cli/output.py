@@ -35,7 +35,7 @@ def show(*renderables: RenderableType) -> None:
     terminal = sys.stdout is not None and sys.stdout.isatty()
     page = _Page()
     console = Console(file=page, width=_width(), force_terminal=terminal, color_system="auto" if terminal else None)
-    console.print(*renderables)
+    console.print(*renderables, crop=False)  # a line to type is whole, however wide
     text = page.getvalue().rstrip("\n")
     say(text if text.isascii() or encoding().lower().startswith("utf") else text.translate(_WRITTEN_OUT))
 

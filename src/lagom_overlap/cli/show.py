@@ -7,6 +7,7 @@ from rich.text import Text
 
 from lagom_overlap.cli.output import show
 from lagom_overlap.cli.stdout import say
+from lagom_overlap.report.fitted import to_type
 from lagom_overlap.verbs.show import run_show
 
 MAX_LINES = 40
@@ -22,6 +23,6 @@ def run(arguments: argparse.Namespace) -> int:
     more = len(result.said) - MAX_LINES
     lines = [Text(f"{result.path}: {result.what}", style="bold"), *map(Text, result.said[:MAX_LINES])]
     lines += [Text(f"and {more} more (--json)", style="dim")] if more > 0 else []
-    lines += [Text(), Text(result.next)] if result.next else []
+    lines += [Text(), to_type(result.next)] if result.next else []
     show(Group(*lines))
     return 0

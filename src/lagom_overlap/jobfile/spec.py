@@ -6,6 +6,7 @@ format is described in docs/formats.md.
 
 import os
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -351,35 +352,43 @@ def _refuse_other_kinds(path: Path) -> None:
     )
 
 
-def _file_seen_from(name: str | None, folder: Path) -> str | None:
-    """What names a preset, or a file of one: the name of a file as seen from where we are."""
-    return str(folder / name) if name is not None and name.endswith(".toml") else name
+_FILES: Final[Mapping[tuple[str, str], Callable[[str], bool]]] = {
+    ("cluster", "preset"): lambda name: name.endswith(".toml"),
+    ("cluster", "gpu"): lambda name: name.endswith(".toml"),
+    ("model", "name"): lambda name: name.endswith(".toml"),
+    ("model", "capture"): lambda _: True,
+    ("tune", "warm_start"): lambda name: name not in list(WarmSource),
+    ("plan", "times"): lambda name: name not in list(TimesSource),
+    ("program", "script"): lambda _: True,
+}
+"""Keys that name a file, as seen from the job file's folder, and whether a value is one and no preset or word."""
 
 
 def seen_from(spec: JobSpec, folder: Path) -> JobSpec:
     """The job, its paths as seen from where we are, not from the job file's folder."""
-    if spec.cluster is not None:
-        preset, gpu = (_file_seen_from(name, folder) for name in (spec.cluster.preset, spec.cluster.gpu))
-        assert preset is not None
-        spec = msgspec.structs.replace(spec, cluster=msgspec.structs.replace(spec.cluster, preset=preset, gpu=gpu))
-    if spec.model is not None and spec.model.name is not None:
-        named = _file_seen_from(spec.model.name, folder)
-        spec = msgspec.structs.replace(spec, model=msgspec.structs.replace(spec.model, name=named))
-    begin = spec.tune.warm_start
-    if begin is not None and begin not in list(WarmSource):
-        tune = msgspec.structs.replace(spec.tune, warm_start=str(folder / begin))
-        spec = msgspec.structs.replace(spec, tune=tune)
-    times = spec.plan.times
-    if times is not None and times not in list(TimesSource):
-        seen = os.path.join(folder, times)  # noqa: PTH118  a Path drops the ./ of ./measure, which is no word
-        spec = msgspec.structs.replace(spec, plan=msgspec.structs.replace(spec.plan, times=seen))
-    if spec.program is not None:
-        program = msgspec.structs.replace(spec.program, script=str(folder / spec.program.script))
-        spec = msgspec.structs.replace(spec, program=program)
-    if spec.model is None or spec.model.capture is None:
-        return spec
-    model = msgspec.structs.replace(spec.model, capture=str(folder / spec.model.capture))
-    return msgspec.structs.replace(spec, model=model)
+    for (table, key), is_file in _FILES.items():
+        part = getattr(spec, table)
+        name = None if part is None else getattr(part, key)
+        if name is None or not is_file(name):
+            continue
+        seen = str(folder / name)
+        if not is_file(seen):  # a Path drops the ./ of ./measure, which is no word
+            seen = os.path.join(folder, name)  # noqa: PTH118
+        spec = msgspec.structs.replace(spec, **{table: msgspec.structs.replace(part, **{key: seen})})
+    return spec
+
+
+def moved(tables: Mapping[str, Any], source: Path, target: Path) -> dict[str, Any]:
+    """The tables of a job file in folder `source` for one in folder `target`: relative paths name the same files."""
+    own = {name: dict(table) if isinstance(table, dict) else table for name, table in tables.items()}
+    for (table, key), is_file in _FILES.items():
+        part = own.get(table)
+        name = part.get(key) if isinstance(part, dict) else None
+        if isinstance(part, dict) and isinstance(name, str) and is_file(name) and not Path(name).is_absolute():
+            part[key] = os.path.relpath(source / name, target)
+            if not is_file(part[key]):
+                part[key] = os.path.join(os.curdir, part[key])  # noqa: PTH118
+    return own
 
 
 def parse_job(raw: dict[str, Any], where: str, *, is_emulated: bool = False) -> JobSpec:

@@ -35,6 +35,9 @@ from lagom_overlap.workload.step.switches import TAKEN_ANYWHERE, dispatchers, ha
 MAX_PASSES: Final = 1 << 14
 """Layers of all micro-batches of a step that is written out: as many are 600,000 operations, 20 s and 0.8 GB."""
 
+SEQ_LEN: Final = 4096
+"""Tokens of a sequence where a command gives a model and no length."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class JobStep:
@@ -204,6 +207,22 @@ def filled_cluster(table: ClusterTable, num_ranks: int) -> Cluster:
     if table.nodes is not None:
         return cluster
     return replace(cluster, num_nodes=-(-num_ranks // cluster.gpus_per_node))
+
+
+def cluster_of(preset: str, num_gpus: int) -> Cluster:
+    """So many GPUs of a preset or a cluster's file: part of a node, or whole nodes.
+
+    Raises:
+        UnknownNameError: if there is no such preset.
+        JobError: if the GPUs fill no whole number of nodes.
+    """
+    cluster = stated_cluster(ClusterTable(preset=preset))
+    each = cluster.gpus_per_node
+    if num_gpus > each and num_gpus % each:
+        raise JobError(
+            f"--gpus {num_gpus}: must be at most a node's {each} GPUs ({cluster.name}), or a multiple of them"
+        )
+    return replace(cluster, num_nodes=-(-num_gpus // each), gpus_per_node=min(each, num_gpus))
 
 
 def cluster_for(spec: JobSpec, layout: ParallelLayout) -> Cluster:

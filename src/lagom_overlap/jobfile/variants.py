@@ -22,7 +22,8 @@ from lagom_overlap.toml_tables import parse_toml
 MAX_VARIANTS: Final = 4096
 """Combinations of values: as many take minutes, and more is a slip of the pen."""
 _KEY: Final = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)+")
-_VALUES: Final = re.compile(r"(?:\[[^\]]*\]|\"[^\"]*\"|[^,\[\]\"])+")
+_VALUE: Final = re.compile(r"(?:\[[^\]]*\]|\"[^\"]*\"|[^,\[\]\"])+")
+_VALUES: Final = re.compile(f"{_VALUE.pattern}(?:,{_VALUE.pattern})*")
 
 Values = Mapping[str, object]
 """Keys, joined by dots, with one value each."""
@@ -92,13 +93,13 @@ class JobVariants:
             _put(tables, key, value, self.where)
         return tables
 
-    def spec(self, values: Values) -> JobSpec:
+    def spec(self, values: Values, *, is_emulated: bool = False) -> JobSpec:
         """The job with those values.
 
         Raises:
             JobError: if it holds what is not allowed.
         """
-        return seen_from(parse_job(self.with_values(values), self.where), self.folder)
+        return seen_from(parse_job(self.with_values(values), self.where, is_emulated=is_emulated), self.folder)
 
 
 def job_toml(tables: Mapping[str, Any], head: Sequence[str]) -> bytes:
@@ -118,26 +119,33 @@ def _named(tables: dict[str, Any], where: str) -> Iterator[tuple[str, tuple[obje
         if set(value) != {"auto"} or not isinstance(values, list) or not values:
             raise JobError(f"{where}: parallel.{key} is {str(value)[:60]}, must be a value or {{ auto = [A, B, ...] }}")
         del parallel[key]
-        yield f"parallel.{key}", tuple(dict.fromkeys(map(_hashable, values)))
+        yield f"parallel.{key}", _different(values, f"{where}: parallel.{key}")
 
 
-def _hashable(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value
+def _different(values: Sequence[object], where: str) -> tuple[object, ...]:
+    """The values without repetitions, lists as tuples; 1 and true are two values."""
+    for value in values:
+        plain = value if isinstance(value, list) else [value]
+        if any(isinstance(one, dict | list) for one in plain):
+            raise JobError(f"{where} is {str(value)[:60]}, must be a number, a word, or a list of these")
+    own = [tuple(value) if isinstance(value, list) else value for value in values]
+    return tuple({(type(value), value): value for value in own}.values())
 
 
 def _asked(text: str) -> tuple[str, tuple[object, ...]]:
     """What `KEY=A,B` sets."""
     key, equals, said = text.partition("=")
     key = key.strip()
-    if not equals or not _KEY.fullmatch(key) or not said.strip():
+    parts = [part.strip() for part in _VALUE.findall(said)]
+    if not equals or not _KEY.fullmatch(key) or not _VALUES.fullmatch(said) or not all(parts):
         raise JobError(f"--set {text!r}: must be TABLE.KEY=VALUE or TABLE.KEY=A,B,..., such as parallel.fsdp=8,16,32")
-    return key, tuple(dict.fromkeys(_value(part.strip()) for part in _VALUES.findall(said)))
+    return key, _different([_value(part) for part in parts], f"--set {key}")
 
 
 def _value(text: str) -> object:
     """A TOML value; a bare word is text, as shells take quotes away."""
     try:
-        return _hashable(parse_toml(f"value = {text}".encode())["value"])
+        return parse_toml(f"value = {text}".encode())["value"]
     except ValueError:
         return text
 

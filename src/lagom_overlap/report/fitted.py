@@ -25,6 +25,11 @@ _LONGEST_WORD: Final = 30
 _INDENT: Final = 2
 
 
+def to_type(text: str) -> Text:
+    """A line to type: never wrapped or cut, so that it can be copied from any terminal."""
+    return Text(text, no_wrap=True, overflow="ignore")
+
+
 class Fitted:
     """A rich table of plain texts as it fits into the terminal; the table is not printed by itself any more."""
 

@@ -43,10 +43,13 @@ class LayoutsResult(Drawn):
 
     Of `num_layouts` that there are, `num_too_large` were looked at and do not fit. The first `num_certain` rows are
     the fastest of all that there are: what was not simulated cannot be faster by its lower bound. `global_batch` is
-    that of the first row, in sequences of `seq_len` tokens.
+    that of the first row, in sequences of `seq_len` tokens. `is_ranking`: the rows are layouts of a model, else
+    variants of a job file.
     """
 
     verb: ClassVar[str] = "layouts"
+
+    is_ranking: bool
 
     tool: str = "lagom simulate"
     version: str = __version__

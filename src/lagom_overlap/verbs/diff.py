@@ -30,6 +30,7 @@ from lagom_overlap.results.step_times import read_step_times
 from lagom_overlap.toml_tables import parse_toml
 from lagom_overlap.units import format_bytes, format_percent
 from lagom_overlap.verbs.export import MAX_CONFIGS_BYTES
+from lagom_overlap.verbs.saved_runs import figures
 
 _NUM_RESAMPLES: Final = 2000
 _CONFIDENCE: Final = (2.5, 97.5)
@@ -38,7 +39,6 @@ MIN_STEPS: Final = 20
 _TOML: Final = ("configs.toml", "plan.toml")
 _NO_TIMES: Final = ("duration_s", "solve_s")
 """How long we took ourselves, which is no time of the job."""
-_DEPTH: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def _side(path: Path) -> _Side:
         run=run,
         settings=dict(_settings(run)),
         has_settings=SETTINGS_NAME in run.files and bool(read_saved(path / SETTINGS_NAME).settings),
-        times=dict(_figures(run.record.result)),
+        times=_times_of(run.record.result),
         steps_s=() if steps is None else steps.settled_s,
     )
 
@@ -138,18 +138,10 @@ def _flat(value: object, name: str) -> Iterator[tuple[str, str]]:
             yield name, value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
-def _figures(result: object, name: str = "", depth: int = 0) -> Iterator[tuple[str, float]]:
-    """The times in a result: numbers whose key ends with _s, outside of lists."""
-    if not isinstance(result, dict) or depth > _DEPTH:
-        return
-    for key, value in result.items():
-        words = f"{name}.{key}" if name else key
-        if isinstance(value, dict):
-            # Of a pair such as iteration_s = {before, after} the outer name has the unit.
-            inner = {f"{k}_s": v for k, v in value.items()} if key.endswith("_s") else value
-            yield from _figures(inner, words, depth + 1)
-        elif key.endswith("_s") and key not in _NO_TIMES and isinstance(value, int | float) and value > 0:
-            yield words, float(value)
+def _times_of(result: object) -> dict[str, float]:
+    """The times in a result by their names (s)."""
+    every = {name: value for name, unit, value in figures(result) if unit == "_s" and value > 0}
+    return {name: value for name, value in every.items() if name.rpartition(".")[2] not in _NO_TIMES}
 
 
 def _changed(first: Mapping[str, str], second: Mapping[str, str]) -> Iterator[ChangedSetting]:

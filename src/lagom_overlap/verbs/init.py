@@ -17,14 +17,13 @@ import tomli_w
 from lagom_overlap.errors import JobError, LagomError, OutputError
 from lagom_overlap.hardware import Cluster
 from lagom_overlap.jobfile.memory import check_memory
-from lagom_overlap.jobfile.spec import MAX_JOB_BYTES, ClusterTable, parse_job
-from lagom_overlap.jobfile.step import JobStep, job_step, stated_cluster
+from lagom_overlap.jobfile.spec import MAX_JOB_BYTES, moved, parse_job
+from lagom_overlap.jobfile.step import SEQ_LEN, JobStep, cluster_of, job_step
 from lagom_overlap.record import read_regular, write_private
 from lagom_overlap.toml_tables import from_table
 from lagom_overlap.units import format_memory, format_seconds
 from lagom_overlap.workload.models import TransformerModel, load_model
 
-SEQ_LEN: Final = 4096
 _GATED: Final = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _MIXTURES: Final = {"mixtral": "num_local_experts", "qwen3_moe": "num_experts"}
 """Model types whose layers are all mixtures, and their key of how many experts there are."""
@@ -57,7 +56,9 @@ def run_init(request: InitRequest) -> InitResult:
         LagomError: if the source is no model, the GPUs fill no nodes, or a file is there already.
     """
     model, model_text = _model(request.source)
-    cluster = _cluster(request)
+    cluster = cluster_of(request.cluster, request.num_gpus)
+    if not request.out.name:
+        raise OutputError(f"--out {str(request.out)!r}: must be a file's name, such as job.toml")
     files = {request.out: b""}
     name = request.source
     if model_text:
@@ -79,16 +80,6 @@ def run_init(request: InitRequest) -> InitResult:
     for path, content in reversed(files.items()):  # the job file last: it names the other
         write_private(path, content)
     return InitResult(files=tuple(files), notes=notes)
-
-
-def _cluster(request: InitRequest) -> Cluster:
-    cluster = stated_cluster(ClusterTable(preset=request.cluster))
-    each = cluster.gpus_per_node
-    if request.num_gpus > each and request.num_gpus % each:
-        raise JobError(
-            f"--gpus {request.num_gpus}: must be at most a node's {each} GPUs ({cluster.name}), or a multiple"
-        )
-    return cluster
 
 
 def _model(source: str) -> tuple[TransformerModel, bytes]:
@@ -190,8 +181,8 @@ def _first_that_fits(request: InitRequest, model: str) -> tuple[Mapping[str, Any
 def _job_text(
     request: InitRequest, name: str, model: TransformerModel, cluster: Cluster, parallel: Mapping[str, Any]
 ) -> str:
-    nodes = -(-request.num_gpus // cluster.gpus_per_node)
-    each = min(cluster.gpus_per_node, request.num_gpus)
+    tables = {"model": {"name": name}, "cluster": {"preset": request.cluster}}
+    named = moved(tables, Path(), request.out.parent)
     quoted = {key: tomli_w.dumps({key: value}).strip() for key, value in parallel.items()}
     said = {
         "fsdp": "fully sharded data parallelism over so many GPUs; or data, tensor, pipeline, context, expert",
@@ -210,13 +201,13 @@ def _job_text(
         tomli_w.dumps({"name": f"{model.name}-{request.num_gpus}"}).strip(),
         "",
         "[model]",
-        tomli_w.dumps({"name": name}).strip() + "    # lagom list models; or a model file",
+        tomli_w.dumps(named["model"]).strip() + "    # lagom list models; or a model file",
         f"seq_len = {request.seq_len}",
         "",
         "[cluster]",
-        tomli_w.dumps({"preset": request.cluster}).strip() + "    # lagom list clusters; or a file of your own",
-        f"nodes = {nodes}",
-        *((f"gpus_per_node = {each}",) if each != cluster.gpus_per_node else ()),
+        tomli_w.dumps(named["cluster"]).strip() + "    # lagom list clusters; or a file of your own",
+        f"nodes = {cluster.num_nodes}",
+        *((f"gpus_per_node = {request.num_gpus}",) if cluster.num_nodes == 1 else ()),
         "",
         "[parallel]",
         *(f"{text}    # {said[key]}" for key, text in quoted.items()),

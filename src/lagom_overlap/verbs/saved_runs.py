@@ -1,12 +1,33 @@
 """`lagom runs` and `lagom open`: the run folders that there are, and the page of one."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from lagom_overlap.errors import JobError
 from lagom_overlap.jobfile.run_folder import RUNS_FOLDER, RunFolder, SavedRun, list_runs
 from lagom_overlap.results.listing import ListedRun, RunsResult
 
-REPORT = "report.html"
+REPORT: Final = "report.html"
+_UNITS: Final = ("_per_s", "_s", "_bytes", "mfu")
+"""Ends of the keys that are figures."""
+_DEPTH: Final = 3
+"""Tables in tables whose figures are looked at: below lie those of single collectives and ranks."""
+
+
+def figures(result: object, place: str = "", depth: int = _DEPTH) -> Iterator[tuple[str, str, float]]:
+    """The figures of a result as run.json has it: dotted names, the end that tells the unit, and the values."""
+    if not isinstance(result, dict):
+        return
+    for key, value in result.items():
+        name = f"{place}.{key}" if place else key
+        unit = next((end for end in _UNITS if key.endswith(end)), "")
+        if isinstance(value, dict) and depth > 1:
+            # Of a pair such as iteration_s = {before, after} the outer name has the unit.
+            inner = {f"{inner}{unit}": number for inner, number in value.items()} if unit else value
+            yield from figures(inner, name.removesuffix(unit), depth - 1)
+        elif unit and isinstance(value, int | float) and not isinstance(value, bool):
+            yield name, unit, float(value)
 
 
 def run_runs(below: Path | None = None) -> RunsResult:

@@ -1,7 +1,8 @@
 """`lagom show FILE`: what lagom writes or reads, in words: runs, plans, settings, tables, captures, job files."""
 
+import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +14,8 @@ from lagom_overlap.errors import BundleError, JobError, LagomError, in_words
 from lagom_overlap.export.saved import FORMAT as SAVED_FORMAT
 from lagom_overlap.export.saved import read_saved
 from lagom_overlap.jobfile.run_folder import RECORD, RunFolder, RunKind
-from lagom_overlap.jobfile.spec import MAX_JOB_BYTES, read_job
+from lagom_overlap.jobfile.spec import MAX_JOB_BYTES
+from lagom_overlap.jobfile.variants import JobVariants
 from lagom_overlap.nccl_plugin import table_layout
 from lagom_overlap.nccl_plugin.table_reader import read_table
 from lagom_overlap.record import read_regular, starts_with
@@ -23,6 +25,7 @@ from lagom_overlap.toml_tables import parse_toml
 from lagom_overlap.trace.reader import is_trace
 from lagom_overlap.units import format_bytes, format_memory, format_percent, format_seconds
 from lagom_overlap.verbs.plan_file import MAX_PLAN_BYTES, check_plan_file
+from lagom_overlap.verbs.saved_runs import figures
 
 _MAGIC: Final = table_layout.TABLE_MAGIC.to_bytes(8, "little")
 _HEAD: Final = 4096
@@ -73,20 +76,30 @@ def _run(path: Path) -> ShowResult:
     said: list[str] = []
     if isinstance(result, dict):
         said += _verdict(result)
-        said += _figures(result)
-        said += [f"note: {note}" for key in ("notes", "warnings") for note in result.get(key) or ()]
+        said += [_figure_text(*figure) for figure in figures(result)]
+        lists = [notes for key in ("notes", "warnings") if isinstance(notes := result.get(key), list)]
+        said += [f"note: {note}" for notes in lists for note in notes]
     if isinstance(record.request, dict):
-        said += [f"asked: {key} = {value}" for key, value in record.request.items() if value not in (None, [], False)]
+        said += [
+            f"asked: {key} = {value}"
+            for key, value in record.request.items()
+            if value is not None and value is not False and value != []
+        ]
     said += [] if record.seed is None else [f"seed: {record.seed}"]
     said += [f"date: {record.date}", f"machine: {_pairs(record.machine) or 'not recorded'}"]
     said += [f"versions: {_pairs(record.versions)}"]
     said.append(f"files: {', '.join(saved.files)}")
     job = record.job.get("job") if isinstance(record.job, dict) else None
     name = f" of job {job['name']!r}" if isinstance(job, dict) and "name" in job else ""
-    follow = f"Next: lagom open {path}" if "report.html" in saved.files else ""
+    follow = f"Next: lagom open {_typed(path)}" if "report.html" in saved.files else ""
     if saved.kind is RunKind.TUNE and _is_adopted(result):
-        follow = f"Next: lagom export {path} --format plugin, or lagom open {path}"
+        follow = f"Next: lagom export {_typed(path)} --format plugin, or lagom open {_typed(path)}"
     return ShowResult(path=path, what=f"a run of lagom {saved.kind}{name}", said=tuple(said), next=follow)
+
+
+def _typed(path: Path) -> str:
+    """A path as a shell takes it."""
+    return shlex.quote(str(path))
 
 
 def _pairs(named: Mapping[str, str]) -> str:
@@ -104,24 +117,17 @@ def _verdict(result: object) -> tuple[str, ...]:
     return () if adopted is None else ("verdict: adopted" if adopted else "verdict: not adopted, the default stays",)
 
 
-def _figures(table: Mapping[str, object], place: str = "", depth: int = 2) -> Iterator[str]:
-    """The figures of a result whose keys say their unit, down to tables in its tables."""
-    for key, value in table.items():
-        name = f"{place}{key}"
-        if isinstance(value, dict) and depth > 1:
-            unit = next((end for end in ("_s", "_bytes") if key.endswith(end)), "")
-            inner = {f"{inner}{unit}": number for inner, number in value.items()} if unit else value
-            yield from _figures(inner, f"{name.removesuffix(unit)} ", depth - 1)
-        elif isinstance(value, bool) or not isinstance(value, int | float):
-            continue
-        elif key.endswith("_per_s"):
-            yield f"{name.removesuffix('_per_s').replace('_', ' ')} per second: {value:,.0f}"
-        elif key.endswith("_s"):
-            yield f"{name.removesuffix('_s').replace('_', ' ')}: {format_seconds(value)}"
-        elif key.endswith("_bytes"):
-            yield f"{name.removesuffix('_bytes').replace('_', ' ')}: {format_memory(int(value))}"
-        elif key == "mfu":
-            yield f"MFU: {format_percent(value)}"
+def _figure_text(name: str, unit: str, value: float) -> str:
+    words = name.removesuffix(unit).replace(".", " ").replace("_", " ").strip()
+    match unit:
+        case "_per_s":
+            return f"{words} per second: {value:,.0f}"
+        case "_s":
+            return f"{words}: {format_seconds(value)}"
+        case "_bytes":
+            return f"{words}: {format_memory(int(value))}"
+        case _:
+            return f"MFU: {format_percent(value)}"
 
 
 def _toml(path: Path) -> ShowResult:
@@ -150,7 +156,9 @@ def _plan(path: Path, raw: Mapping[str, Any]) -> ShowResult:
     for name in ("fsdp2", "megatron"):
         said += [f"{name}: {key} = {_short(value)}" for key, value in raw.get(name, {}).items()]
     who = f"for {carrier}" if carrier is not None else "of a graph"
-    return ShowResult(path=path, what=f"a plan {who}", said=tuple(said), next=f"Next: lagom plan JOB --apply {path}")
+    return ShowResult(
+        path=path, what=f"a plan {who}", said=tuple(said), next=f"Next: lagom plan JOB --apply {_typed(path)}"
+    )
 
 
 def _short(value: object) -> str:
@@ -176,13 +184,14 @@ def _configs(path: Path, raw: Mapping[str, object]) -> ShowResult:
         path=path,
         what=f"settings of a run of lagom tune, {adopted}",
         said=said,
-        next=f"Next: lagom export {path.parent} --format plugin",
+        next=f"Next: lagom export {_typed(path.parent)} --format plugin",
     )
 
 
 def _job(path: Path) -> ShowResult:
     content = read_regular(path, MAX_JOB_BYTES)
-    spec = read_job(path, is_emulated=True)
+    variants = JobVariants.read(path)
+    spec = variants.spec(next(variants.combinations()), is_emulated=True)
     said = [
         f"[{name}] {', '.join(f'{key} = {value!r}' for key, value in table.items())}"
         for name, table in parse_toml(content).items()
@@ -191,7 +200,7 @@ def _job(path: Path) -> ShowResult:
     said += [f"[[group]] {group.name}: {len(group.comm)} collectives, {group.count} times" for group in spec.group]
     verb = "simulate" if spec.model is not None else "plan" if spec.program is not None else "tune"
     what = f"a job file, {spec.job.name!r}"
-    return ShowResult(path=path, what=what, said=tuple(said), next=f"Next: lagom {verb} {path}")
+    return ShowResult(path=path, what=what, said=tuple(said), next=f"Next: lagom {verb} {_typed(path)}")
 
 
 def _settings(path: Path) -> ShowResult:
@@ -203,7 +212,7 @@ def _settings(path: Path) -> ShowResult:
             f"{call.kind} of {format_bytes(call.num_bytes)} on {call.description!r}: {config_text(setting.config)}"
         )
     adopted = "adopted" if saved.is_adopted else "none: the default was not beaten"
-    follow = f"Next: lagom run --config {path} -- COMMAND"
+    follow = f"Next: lagom run --config {_typed(path)} -- COMMAND"
     return ShowResult(path=path, what=f"settings of a tuned job, {adopted}", said=tuple(said), next=follow)
 
 
@@ -215,7 +224,9 @@ def _table(path: Path) -> ShowResult:
         for row in table.decisions
     ]
     what = f"a table of the tuner plug-in, {len(table.communicators)} communicators"
-    return ShowResult(path=path, what=what, said=tuple(said), next=f"Next: lagom run --config {path} -- COMMAND")
+    return ShowResult(
+        path=path, what=what, said=tuple(said), next=f"Next: lagom run --config {_typed(path)} -- COMMAND"
+    )
 
 
 def _capture(path: Path) -> ShowResult:
@@ -232,5 +243,5 @@ def _capture(path: Path) -> ShowResult:
     said += [f"{number} x {kind}, {format_bytes(moved[kind])} in all" for kind, number in kinds.most_common()]
     said += [f"communicator {name}: {len(ranks)} ranks" for name, ranks in step.groups.items()]
     said += [f"note: {note}" for note in step.notes]
-    follow = f"Next: lagom plan {path} --cluster NAME"
+    follow = f"Next: lagom plan {_typed(path)} --cluster NAME"
     return ShowResult(path=path, what=f"a captured step, {iteration.name!r}", said=tuple(said), next=follow)

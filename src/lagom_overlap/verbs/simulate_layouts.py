@@ -18,8 +18,8 @@ from lagom_overlap.hardware import Cluster
 from lagom_overlap.interrupts import noted
 from lagom_overlap.jobfile.memory import check_memory
 from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
-from lagom_overlap.jobfile.spec import ClusterTable, JobSpec, parse_job, seen_from
-from lagom_overlap.jobfile.step import JobStep, job_step, stated_cluster
+from lagom_overlap.jobfile.spec import ClusterTable, JobSpec, moved, parse_job, seen_from
+from lagom_overlap.jobfile.step import SEQ_LEN, JobStep, cluster_of, job_step, stated_cluster
 from lagom_overlap.jobfile.variants import JobVariants, Values, job_toml
 from lagom_overlap.planners.layout_search import LayoutSearch, Outcome, SearchProgress
 from lagom_overlap.planners.layout_space import MICRO_BATCHES, NOT_TRIED, Keys, LayoutSpace
@@ -33,7 +33,6 @@ from lagom_overlap.workload.step import load_rules
 
 FRAMEWORKS: Final = ("megatron", "fsdp2")
 """What a job file means without `framework`: degrees of Megatron-LM's, or FSDP."""
-SEQ_LEN: Final = 4096
 SEQUENCES_PER_GPU: Final = 2
 """Where no global batch is given: NVIDIA's recipe of Llama 3 70B on 64 H100s has 128 (Megatron-Bridge, performance)."""
 KEPT: Final = 10
@@ -109,7 +108,7 @@ def run_layouts(request: LayoutsRequest, on_progress: OnProgress = lambda _: Non
         LagomError: if there is no such model, cluster or framework, or no layout fits.
     """
     RunFolder.check(request.out)
-    model, cluster = load_model(request.model), _cluster(request)
+    model, cluster = load_model(request.model), cluster_of(request.cluster, request.num_gpus)
     layouts, num_too_large, notes = _candidates(request, model, cluster)
     simulated = _Simulated()
     search = LayoutSearch(layouts, simulated, KEPT, MOST_SIMULATED, num_too_large=num_too_large)
@@ -124,6 +123,7 @@ def run_layouts(request: LayoutsRequest, on_progress: OnProgress = lambda _: Non
     rows = _ranked(simulated.rows)
     best = rows[0].keys
     result = LayoutsResult(
+        is_ranking=True,
         job=request.name,
         model=model.name,
         cluster=cluster.name,
@@ -138,16 +138,7 @@ def run_layouts(request: LayoutsRequest, on_progress: OnProgress = lambda _: Non
         interrupted=interrupted,
         notes=(*notes, *_notes(request, search, len(layouts))),
     )
-    return _write(result, request.out, request.spec(best), request.tables(best))
-
-
-def _cluster(request: LayoutsRequest) -> Cluster:
-    """The cluster with as many nodes as the GPUs fill."""
-    cluster = stated_cluster(ClusterTable(preset=request.cluster))
-    each, num = cluster.gpus_per_node, request.num_gpus
-    if num > each and num % each:
-        raise JobError(f"--gpus {num}: must be at most a node's {each} GPUs ({cluster.name}), or a multiple of them")
-    return replace(cluster, num_nodes=-(-num // each), gpus_per_node=min(each, num))
+    return _write(result, request.out, request.spec(best), request.tables(best), Path())
 
 
 def _candidates(
@@ -323,12 +314,15 @@ def _notes(request: LayoutsRequest, search: LayoutSearch[_Layout], num: int) -> 
     elif num > len(search.times):
         notes.append(
             f"Not simulated: layouts that do not fit, and those that are not expected to be among the first {KEPT}. "
-            "Expected is a lower bound by computation, times what similar layouts that were simulated took of theirs."
+            "What a layout is expected to take: its computation's lower bound, scaled as in similar simulated layouts."
         )
     return (*notes, f"Not tried: {'; '.join(NOT_TRIED)}.")
 
 
-def _write(result: LayoutsResult, out: Path | None, best: JobSpec, tables: Mapping[str, Any]) -> LayoutsResult:
+def _write(
+    result: LayoutsResult, out: Path | None, best: JobSpec, tables: Mapping[str, Any], source: Path
+) -> LayoutsResult:
+    """Writes the run folder; `tables` are those of the best job, of a file in folder `source`."""
     from lagom_overlap.report.layouts.page import render_layouts  # noqa: PLC0415 - jinja2 is for pages alone
 
     folder = RunFolder.create(out, result.job)
@@ -342,7 +336,10 @@ def _write(result: LayoutsResult, out: Path | None, best: JobSpec, tables: Mappi
     folder.write(
         RunRecord.now(RunKind.LAYOUTS, seed=None, job=best),
         result,
-        {BEST_FILE: job_toml(tables, head), "report.html": lambda: render_layouts(result).encode()},
+        {
+            BEST_FILE: job_toml(moved(tables, source, folder.path), head),
+            "report.html": lambda: render_layouts(result).encode(),
+        },
     )
     return result
 
@@ -359,17 +356,20 @@ def run_variants(
     """
     RunFolder.check(out)
     every = list(variants.combinations())
-    rows, steps, refused = list[LayoutRow](), list[tuple[JobStep, Values]](), list[RefusedVariant]()
+    rows, every_values, refused = list[LayoutRow](), list[Values](), list[RefusedVariant]()
+    num_too_large = 0
 
     def simulated() -> Iterator[SearchProgress]:
+        nonlocal num_too_large
         for number, values in enumerate(every, start=1):
             try:
                 step = job_step(variants.spec(_filled(variants, values)))
                 if step is None:
                     raise JobError("only a job with a named model ([model] name) is compared")
+                num_too_large += not step.fits
                 check_memory(step)
                 rows.append(_row(step, _shown(values)))
-                steps.append((step, values))
+                every_values.append(values)
             except LagomError as error:
                 refused.append(RefusedVariant(keys=_shown(values), why=str(error).removeprefix(f"{variants.where}: ")))
             best_s = min((row.iteration_s for row in rows), default=None)
@@ -382,9 +382,12 @@ def run_variants(
         why = Counter(one.why for one in refused).most_common(1)[0][0]
         raise JobError(f"{variants.where}: none of {len(every)} variants can be simulated: {why}")
     ranked = _ranked(rows)
-    first, values = next(one for one in steps if _shown(one[1]) == ranked[0].keys)
+    values = next(one for one in every_values if _shown(one) == ranked[0].keys)
     best = _filled(variants, values)
+    first = job_step(variants.spec(best))
+    assert first is not None, "it was simulated"
     result = LayoutsResult(
+        is_ranking=False,
         job=variants.spec(best).job.name,
         model=first.model.name,
         cluster=first.cluster.name,
@@ -392,7 +395,7 @@ def run_variants(
         seq_len=first.seq_len,
         global_batch=first.layout.global_batch,
         num_layouts=len(every),
-        num_too_large=sum(" per GPU, " in one.why for one in refused),
+        num_too_large=num_too_large,
         num_certain=0 if interrupted else len(rows),
         memory_limit_bytes=first.cluster.gpu.memory_bytes,
         rows=ranked,
@@ -400,7 +403,7 @@ def run_variants(
         interrupted=interrupted,
         notes=_variant_notes(best, values),
     )
-    return _write(result, out, variants.spec(best), variants.with_values(best))
+    return _write(result, out, variants.spec(best), variants.with_values(best), variants.folder)
 
 
 def _shown(values: Values) -> Mapping[str, Any]:

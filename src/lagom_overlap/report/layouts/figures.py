@@ -2,7 +2,7 @@
 
 import plotly.graph_objects as go
 
-from lagom_overlap.report.layouts.words import is_ranking, layout_text
+from lagom_overlap.report.layouts.words import layout_text
 from lagom_overlap.report.style import ACCENT, NEUTRAL, label, lay_out, time_unit
 from lagom_overlap.results.layouts import LayoutsResult
 
@@ -14,14 +14,17 @@ def figure(result: LayoutsResult) -> go.Figure:
     unit, unit_name = time_unit(max(row.iteration_s for row in result.rows))
     drawn = go.Figure()
     for on_frontier, colour, mode in ((False, NEUTRAL, "markers"), (True, ACCENT, "lines+markers")):
-        rows = [row for row in result.rows if row.is_on_frontier is on_frontier]
+        # In the order of memory, which is the line's.
+        rows = [
+            row for row in sorted(result.rows, key=lambda row: row.memory_bytes) if row.is_on_frontier is on_frontier
+        ]
         drawn.add_scatter(
             x=[row.memory_bytes / 1e9 for row in rows],
             y=[row.iteration_s / unit for row in rows],
             mode=mode,
             marker={"color": colour, "size": 9 if on_frontier else 6},
             name="frontier" if on_frontier else "others",
-            hovertext=[label(layout_text(row.keys, is_ranking=is_ranking(result)), 120) for row in rows],
+            hovertext=[label(layout_text(row.keys, is_ranking=result.is_ranking), 120) for row in rows],
         )
     drawn.update_xaxes(title_text="memory of the fullest GPU (GB)")
     drawn.update_yaxes(title_text=f"one iteration ({unit_name})")

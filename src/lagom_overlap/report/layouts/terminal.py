@@ -6,8 +6,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from lagom_overlap.report.fitted import WIDTH, Fitted
-from lagom_overlap.report.layouts.words import certainty, headline, is_ranking, layout_text, next_line, size_text
+from lagom_overlap.report.fitted import WIDTH, Fitted, to_type
+from lagom_overlap.report.layouts.words import certainty, headline, layout_text, next_line, size_text
 from lagom_overlap.results.layouts import LayoutsResult
 from lagom_overlap.units import format_memory, format_seconds
 
@@ -30,14 +30,14 @@ def layouts_summary(result: LayoutsResult) -> Group:
         parts.append(Text(f"and {len(result.refused) - _MAX_REFUSED} more, all in run.json"))
     parts += [Text(note, style="dim") for note in result.notes]
     if line := next_line(result):
-        parts += [Text(), Text(f"Next: {line}")]
+        parts += [Text(), to_type(f"Next: {line}")]
     return Group(*parts)
 
 
 def _table(result: LayoutsResult) -> Fitted:
     table = Table(box=None, width=WIDTH, pad_edge=False, header_style="dim")
     table.add_column("", justify="right", no_wrap=True)
-    ranking = is_ranking(result)
+    ranking = result.is_ranking
     table.add_column("layout" if ranking else "variant", ratio=1)
     several = len({row.num_gpus for row in result.rows}) > 1
     for name in (*(("GPUs",) if several else ()), "iteration", "memory", "MFU", "exposed"):

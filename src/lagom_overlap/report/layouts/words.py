@@ -40,15 +40,10 @@ def _value(value: object) -> str:
     return "+".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
 
 
-def is_ranking(result: LayoutsResult) -> bool:
-    """Whether the rows are layouts of a model; else variants of a job file."""
-    return all("framework" in row.keys and "micro_batch" in row.keys for row in result.rows)
-
-
 def headline(result: LayoutsResult) -> str:
     """The fastest, in one sentence."""
     row = result.rows[0]
-    return f"{layout_text(row.keys, is_ranking=is_ranking(result))}: {row_text(row)}"
+    return f"{layout_text(row.keys, is_ranking=result.is_ranking)}: {row_text(row)}"
 
 
 def row_text(row: LayoutRow) -> str:
@@ -61,7 +56,7 @@ def row_text(row: LayoutRow) -> str:
 
 def size_text(result: LayoutsResult) -> str:
     """Model, GPUs and what was looked at."""
-    what = "layouts" if is_ranking(result) else "variants"
+    what = "layouts" if result.is_ranking else "variants"
     gpus = f"{result.num_gpus} GPU{'s' if result.num_gpus > 1 else ''}"
     return (
         f"{result.model} on {gpus} ({result.cluster}), {result.global_batch} sequences of {result.seq_len} tokens: "
