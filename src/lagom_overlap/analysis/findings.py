@@ -25,6 +25,7 @@ from lagom_overlap.analysis.measures import (
     whole,
 )
 from lagom_overlap.analysis.parts import OverlapPart, parts_of
+from lagom_overlap.analysis.peers import peers_of
 from lagom_overlap.trace.gpu_trace import NS_PER_S, GpuTrace, Int64, only_rows
 from lagom_overlap.units import format_seconds
 
@@ -198,7 +199,8 @@ def analyse(traces: Sequence[GpuTrace], *, seed: int = 0, gpus_per_node: int | N
     traces = [without_lead_in(trace) for trace in traces]
     occupations = [occupation_of(trace.events) for trace in traces]
     exposed = [exposed_of_calls(trace, held) for trace, held in zip(traces, occupations, strict=True)]
-    waiting = waiting_of_calls(traces)
+    peers = peers_of(traces)
+    waiting = waiting_of_calls(traces, peers)
     contention = contention_of(traces, occupations, seed)
     ranks = tuple(
         RankFindings(
@@ -220,5 +222,5 @@ def analyse(traces: Sequence[GpuTrace], *, seed: int = 0, gpus_per_node: int | N
         contention=contention,
         hangs=hangs_of(traces),
         parts=parts_of(traces, occupations, gpus_per_node),
-        warnings=_warnings(traces),
+        warnings=_warnings(traces) + peers.warnings,
     )
