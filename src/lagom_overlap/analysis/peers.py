@@ -132,9 +132,9 @@ def _ends(
     sentence = (
         f"{len(apart)} of {len(spread)} collectives that all their ranks leave at once end"
         f"{'' if several else 's'} at different times on them, "
-        f"{'the worst ' if several else ''}{worst[-1]} on {worst[0]} {format_seconds(spread[worst] / NS_PER_S)} later on "
-        f"{_name_of(traces[last[worst][1]])}: a duration is wrong or the calls are not the same, so waiting for late "
-        f"peers is not told of {'them' if several else 'it'}"
+        f"{'the worst ' if several else ''}{worst[-1]} on {worst[0]} {format_seconds(spread[worst] / NS_PER_S)} later "
+        f"on {_name_of(traces[last[worst][1]])}: a duration is wrong or the calls are not the same, so waiting for "
+        f"late peers is not told of {'them' if several else 'it'}"
     )
     return apart, (*clocks, sentence)
 
