@@ -139,7 +139,8 @@ class CommCall:
     `CollectiveKind` where there is one. `num_bytes` is the whole tensor, as `Collective.num_bytes` means it. A number
     that the trace does not say is 0; `sequence` None. `ranks` is empty where unknown. `algorithm` and `protocol` are
     NCCL's words where the file has them. A call that is not `is_finished` is in no sum: its
-    duration is not known.
+    duration is not known. Of one that is not `is_followed` nobody saw the end: it counts as finished unless another
+    rank never called it. `is_started` is None where the recorder does not tell.
     """
 
     event: int
@@ -157,8 +158,9 @@ class CommCall:
     sequence: int | None = None
     algorithm: str = ""
     protocol: str = ""
-    is_started: bool = True
+    is_started: bool | None = True
     is_finished: bool = True
+    is_followed: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
