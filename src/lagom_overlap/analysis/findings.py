@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 
+from lagom_overlap.analysis.call_places import CallPlaces, call_places
 from lagom_overlap.analysis.collectives import (
     CollectiveRow,
     collective_rows,
@@ -57,11 +58,15 @@ class RankFindings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """A job; `hangs` are calls that its ranks never ended, where the files know (flight recorder)."""
+    """A job; `places` are those of its calls in a step.
+
+    `hangs` are calls that its ranks never ended, where the files know (flight recorder).
+    """
 
     ranks: tuple[RankFindings, ...]
     rows: tuple[CollectiveRow, ...]
     contention: Contention
+    places: CallPlaces
     hangs: tuple[Hang, ...] = ()
     parts: tuple[OverlapPart, ...] = ()
     warnings: tuple[str, ...]
@@ -242,6 +247,7 @@ def analyse(traces: Sequence[GpuTrace], *, seed: int = 0, gpus_per_node: int | N
         ranks=ranks,
         rows=collective_rows(traces, exposed, waiting),
         contention=contention,
+        places=call_places(traces, [[(step.start_ns, step.end_ns) for step in rank.steps] for rank in ranks]),
         hangs=hangs_of(traces),
         parts=parts_of(traces, occupations, gpus_per_node),
         warnings=_warnings(traces) + peers.warnings + _far_ahead(ranks),

@@ -6,7 +6,8 @@ trace does not determine is named in the notes.
 """
 
 import re
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp
 from pathlib import Path
@@ -29,8 +30,9 @@ from lagom_overlap.jobfile.job import Job, PredictedJob
 from lagom_overlap.jobfile.spec import JobSpec, JobTable, TuneTable
 from lagom_overlap.nccl_plugin.support import NcclVersion
 from lagom_overlap.results.tune import FitErrors
-from lagom_overlap.trace.gpu_trace import NS_PER_S
+from lagom_overlap.trace.gpu_trace import NS_PER_S, KnobReach
 from lagom_overlap.trace.reader import read_traces
+from lagom_overlap.tuners.tied import Tie
 from lagom_overlap.units import format_bytes, format_percent, format_seconds
 
 ASSUMED_NCCL: Final[NcclVersion] = (2, 28, 9)
@@ -56,7 +58,7 @@ class TracedCall(msgspec.Struct, frozen=True, kw_only=True):
     """A collective of the trace, named as the plug-in can tell it at run time: by ranks, kind and bytes.
 
     `communicator` is the trace's name for it; of equal ranks the plug-in goes by the order of creation, which no trace
-    has.
+    has. So communicators of equal ranks share their settings.
     """
 
     communicator: str
@@ -66,11 +68,20 @@ class TracedCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TracedSite(msgspec.Struct, frozen=True, kw_only=True):
-    """Which of the trace's collectives one of a group is."""
+    """Which of the trace's collectives one of a group is, and its places in the step; empty: all calls of its kind."""
 
     group: str
     comm: str
     call: TracedCall
+    places: tuple[int, ...] = ()
+
+
+class TracedCycle(msgspec.Struct, frozen=True, kw_only=True):
+    """The calls of 1 MiB and more of a step on a communicator: kind and bytes, in the order of issue."""
+
+    communicator: str
+    num_ranks: int
+    calls: tuple[tuple[CollectiveKind, int], ...]
 
 
 class FromTraceRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +97,7 @@ class FromTraceRecord(msgspec.Struct, frozen=True, kw_only=True):
     groups: list[TracedGroupRow]
     calls: list[TracedCall]
     sites: list[TracedSite]
+    cycles: list[TracedCycle]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,8 +236,64 @@ def _calls(findings: Findings) -> list[TracedCall]:
     return sorted(found, key=lambda call: (call.communicator, call.num_ranks, call.kind, call.num_bytes))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sites:
+    """Where the collectives of the groups are in a running job.
+
+    `places` has those of each collective that a running job tells from all others of its kind; `ties` the collectives
+    that it cannot tell apart. `notes` are for people.
+    """
+
+    cycles: tuple[TracedCycle, ...]
+    places: Mapping[tuple[str, int], tuple[int, ...]]
+    ties: tuple[Tie, ...]
+    notes: tuple[str, ...]
+
+
+def _sites(traced: Sequence[TracedGroup], findings: Findings) -> _Sites:
+    """Tells the collectives of groups apart by communicator, kind, bytes and place in the step, as far as it goes.
+
+    A trace does not say in which order communicators were created, so those of equal ranks are one to a running job.
+    """
+    named = {(row.key.communicator, row.key.num_ranks) for row in findings.rows if row.kind is not None}
+    alike = Counter(num_ranks for _, num_ranks in named)
+    found: dict[tuple[int, CollectiveKind, int], list[tuple[str, int, tuple[int, ...], str]]] = defaultdict(list)
+    for held in traced:
+        for at, (op, comm) in enumerate(zip(held.group.comms, held.source.comms, strict=True)):
+            if held.reaches[at] is not KnobReach.NONE:
+                asked = op.collective.num_ranks, op.collective.kind, op.collective.num_bytes
+                found[asked].append((held.group.name, at, comm.places, op.communicator))
+    places: dict[tuple[str, int], tuple[int, ...]] = {}
+    ties: list[Tie] = []
+    notes: list[str] = []
+    for (num_ranks, kind, num_bytes), calls in found.items():
+        every = [place for _, _, held, _ in calls for place in held]
+        if alike[num_ranks] == 1 and all(held for _, _, held, _ in calls) and len(set(every)) == len(every):
+            places |= {(group, at): held for group, at, held, _ in calls}
+            continue
+        if len(calls) == 1:
+            continue
+        ties.append(tuple((group, at) for group, at, _, _ in calls))
+        which = ", ".join(dict.fromkeys(name for _, _, _, name in calls))
+        why = (
+            f"the trace has {alike[num_ranks]} communicators of {num_ranks} ranks and not their order of creation"
+            if alike[num_ranks] > 1
+            else "their places in the step cannot be told from the trace"
+        )
+        notes.append(
+            f"{kind} of {format_bytes(num_bytes)} on {which}: {len(calls)} collectives of the groups share one "
+            f"setting, as {why}."
+        )
+    cycles = tuple(
+        TracedCycle(communicator=name, num_ranks=num_ranks, calls=calls)
+        for (name, num_ranks), calls in findings.places.cycles.items()
+        if alike[num_ranks] == 1
+    )
+    return _Sites(cycles=cycles, places=places, ties=tuple(ties), notes=tuple(notes))
+
+
 def _record(
-    request: FromTraceRequest, job: TracedJob, fit: TraceFit, errors: FitErrors, findings: Findings
+    request: FromTraceRequest, job: TracedJob, fit: TraceFit, *, errors: FitErrors, findings: Findings, sites: _Sites
 ) -> FromTraceRecord:
     ratios = [exp(left) for left in fit.log_residuals]
     return FromTraceRecord(
@@ -246,10 +314,13 @@ def _record(
                     kind=op.collective.kind,
                     num_bytes=op.collective.num_bytes,
                 ),
+                places=sites.places.get((held.group.name, at), ()),
             )
             for held in job.groups
-            for op in held.group.comms
+            for at, op in enumerate(held.group.comms)
+            if held.reaches[at] is not KnobReach.NONE
         ],
+        cycles=list(sites.cycles),
         groups=[
             TracedGroupRow(
                 name=held.group.name,
@@ -289,6 +360,7 @@ def predicted_job(request: FromTraceRequest) -> PredictedJob:
     errors = _errors(seen, [other for _, other in halves], fit, _step_s(findings))
     _check_modelled(errors, seen)
     groups = tuple(held.group for held in traced.groups)
+    sites = _sites(traced.groups, findings)
     backend_request = replace(job.request_for(groups, seed=request.seed), cluster=fit.model.cluster)
     return PredictedJob(
         spec=job.spec,
@@ -296,14 +368,16 @@ def predicted_job(request: FromTraceRequest) -> PredictedJob:
         backend=TracedBackend(
             fit.model, backend_request, _defaults(traced.groups, fit.model), _nccl_of(findings) or ASSUMED_NCCL
         ),
-        caveats=_notes(traced, fit, findings, errors),
+        caveats=(*_notes(traced, fit, findings, errors), *sites.notes),
+        ties=sites.ties,
         fit_errors=errors,
         default_words="what the trace ran (simulated)",
         trace_record=_record(
             request,
             traced,
             fit,
-            errors,
-            findings,
+            errors=errors,
+            findings=findings,
+            sites=sites,
         ),
     )
