@@ -43,7 +43,8 @@ class Tied:
                 continue
             settings = dict.fromkeys(config for place, config in wanted.items() if config != defaults[place])
             candidates = [defaults, *(dict.fromkeys(tie, config) for config in settings)]
-            found |= min((_changed(found, each) for each in candidates), key=lambda each: self._total_s(named, each))
+            changed = [_changed(found, each) for each in candidates]
+            found |= min(changed, key=lambda each: self._total_s(named, each))
         return found
 
     def _total_s(self, named: Mapping[str, GroupProblem], assignments: Mapping[str, Assignment]) -> float:
