@@ -44,7 +44,8 @@ class Tied:
             settings = dict.fromkeys(config for place, config in wanted.items() if config != defaults[place])
             candidates = [defaults, *(dict.fromkeys(tie, config) for config in settings)]
             changed = [_changed(found, each) for each in candidates]
-            found |= min(changed, key=lambda each: self._total_s(named, each))
+            best = min(changed, key=lambda each: self._total_s(named, each))
+            found |= best
         return found
 
     def _total_s(self, named: Mapping[str, GroupProblem], assignments: Mapping[str, Assignment]) -> float:
