@@ -15,6 +15,7 @@ from kineto_traces import KinetoFile
 
 from lagom_overlap.analysis.groups import KernelKey
 from lagom_overlap.analysis.modelled_kernel import modelled_kernel
+from lagom_overlap.analysis.trace_gpu import nearest_cluster
 from lagom_overlap.backends.traced import only
 from lagom_overlap.cli import main
 from lagom_overlap.collective import CallCycle, Collective, CollectiveKind, CommConfig
@@ -171,12 +172,34 @@ def test_a_collective_out_of_reach_is_not_tuned(tmp_path):
     assert [len(space) for space in problem.spaces] == [1]
 
 
-def test_an_unknown_gpu_asks_for_a_cluster(tmp_path):
+def test_an_unknown_gpu_takes_the_nearest_preset_and_says_so(tmp_path):
     model = truth()
-    properties = [{"id": 0, "name": "Tesla V100-SXM2-16GB", "numSms": 80}]
+    properties = [{"id": 0, "name": "Tesla H800-like", "numSms": 120}]
     path = written(tmp_path / "t.json", model, true_group(model), deviceProperties=properties)
-    with pytest.raises(JobError, match="V100"):
+    job = predicted_job(FromTraceRequest(traces=(path,)))
+    (note,) = [note for note in job.caveats if note.startswith("No preset")]
+    # Of an A100's 108 SMs 120 are 1.11 times as many, of the 132 of an H100 1.10 times fewer.
+    assert "(Tesla H800-like): the nearest by its SMs, h100" in note
+    assert "stands in with 120 SMs" in note
+
+
+@pytest.mark.parametrize("properties", [[], [{"id": 0, "name": "Toy GPU", "numSms": 24}]])
+def test_a_gpu_that_is_like_none_asks_for_a_cluster_or_two_numbers(tmp_path, properties):
+    model = truth()
+    path = written(tmp_path / "t.json", model, true_group(model), deviceProperties=properties)
+    with pytest.raises(JobError, match=r"\[cluster\] preset = .*num_sms and hbm_bytes_per_s"):
         predicted_job(FromTraceRequest(traces=(path,)))
+
+
+def test_the_nearest_of_a_maker_has_nodes_that_hold_the_ranks():
+    def nearest(name, num_sms, num_ranks=8):
+        trace = SimpleNamespace(gpu_name=name, num_sms=num_sms)
+        found = nearest_cluster(trace, num_ranks)
+        return found and (found.name, found.gpu.num_sms)
+
+    assert nearest("Tesla V100-SXM2-16GB", 80) == ("a40_bridged", 80)  # 84 SMs; an A10G has 80, one to a node
+    assert nearest("AMD Instinct MI250X", 220)[0].startswith("mi3")
+    assert nearest("", 80) is None
 
 
 def test_a_trace_without_overlap_has_nothing_to_tune(tmp_path):

@@ -18,7 +18,7 @@ import msgspec
 from lagom_overlap.analysis.findings import Findings, analyse
 from lagom_overlap.analysis.groups import overlap_groups
 from lagom_overlap.analysis.trace_fit import TraceFit, default_of, fit_trace
-from lagom_overlap.analysis.trace_gpu import cluster_of_trace
+from lagom_overlap.analysis.trace_gpu import cluster_of_trace, nearest_cluster
 from lagom_overlap.analysis.traced_job import TracedGroup, TracedJob, traced_job
 from lagom_overlap.backends.traced import TracedBackend, TracedDefault
 from lagom_overlap.collective import CollectiveKind
@@ -117,18 +117,31 @@ def _spec_of(request: FromTraceRequest) -> JobSpec:
     return msgspec.structs.replace(request.spec, model=None, parallel=None, group=[])
 
 
-def _cluster(job: Job, findings: Findings) -> Cluster:
-    """The job's cluster, or the preset of the trace's GPU; with as many nodes as the collectives' ranks need."""
+def _cluster(job: Job, findings: Findings) -> tuple[Cluster, tuple[str, ...]]:
+    """The job's cluster, the preset of the trace's GPU, or the nearest with a sentence that says so.
+
+    With as many nodes as the collectives' ranks need.
+    """
     named = job.cluster
     cluster = named or next((c for rank in findings.ranks if (c := cluster_of_trace(rank.trace)) is not None), None)
+    most = max((row.key.num_ranks for row in findings.rows), default=1)
+    notes: tuple[str, ...] = ()
     if cluster is None:
         gpu = next((rank.trace.gpu_name for rank in findings.ranks if rank.trace.gpu_name), "not named")
-        raise JobError(
-            f"no preset has the trace's GPU ({gpu}): give a job file with [cluster] preset = ... with --from-trace"
+        cluster = next((c for rank in findings.ranks if (c := nearest_cluster(rank.trace, most)) is not None), None)
+        if cluster is None:
+            raise JobError(
+                f"no preset has the trace's GPU ({gpu}) or one like it: give a job file with [cluster] preset = ... "
+                "with --from-trace, or gpu = a file that states num_sms and hbm_bytes_per_s"
+            )
+        notes = (
+            f"No preset has the trace's GPU ({gpu}): the nearest by its SMs, {cluster.name}, stands in with "
+            f"{cluster.gpu.num_sms} SMs. The wire is fitted to the trace; memory bandwidth "
+            f"({cluster.gpu.hbm_bytes_per_s / 1e12:.2f} TB/s) and cache are the preset's. To state your own: [cluster] "
+            "gpu = a file with num_sms and hbm_bytes_per_s.",
         )
-    most = max((row.key.num_ranks for row in findings.rows), default=1)
     needed = max(1, -(-most // cluster.gpus_per_node))
-    return cluster if named is not None else replace(cluster, num_nodes=max(needed, cluster.num_nodes))
+    return cluster if named is not None else replace(cluster, num_nodes=max(needed, cluster.num_nodes)), notes
 
 
 def _defaults(traced: Sequence[TracedGroup], model: ContentionModel) -> dict[str, TracedDefault]:
@@ -346,7 +359,8 @@ def predicted_job(request: FromTraceRequest) -> PredictedJob:
     """
     job = Job(_spec_of(request))
     findings = analyse(read_traces(request.traces))
-    model = job.price_on(_cluster(job, findings))
+    cluster, stands_in = _cluster(job, findings)
+    model = job.price_on(cluster)
     traced = traced_job(findings, overlap_groups(findings), model)
     if not traced.groups:
         why = f" ({traced.left_out[0]})" if traced.left_out else ""
@@ -368,7 +382,7 @@ def predicted_job(request: FromTraceRequest) -> PredictedJob:
         backend=TracedBackend(
             fit.model, backend_request, _defaults(traced.groups, fit.model), _nccl_of(findings) or ASSUMED_NCCL
         ),
-        caveats=(*_notes(traced, fit, findings, errors), *sites.notes),
+        caveats=(*_notes(traced, fit, findings, errors), *stands_in, *sites.notes),
         ties=sites.ties,
         fit_errors=errors,
         default_words="what the trace ran (simulated)",
