@@ -36,9 +36,9 @@ def _model(gpu: Gpu) -> str:
 def nearest_cluster(trace: GpuTrace, num_ranks: int) -> Cluster | None:
     """The preset of the same maker whose GPU has the number of SMs nearest to the trace's, with that number.
 
-    Its nodes hold all of a communicator's ranks, or eight. None where the trace names no GPU or number of SMs, or none is
-    within `_NEAR` of it. All but the SMs is the preset's:
-    a fit to the trace finds the wire; memory bandwidth and cache stay another GPU's.
+    Its nodes hold all of a communicator's ranks, or eight. None where the trace names no GPU or number of SMs, or none
+    is within `_NEAR` of it. All but the SMs is the preset's: a fit to the trace finds the wire; memory bandwidth and
+    cache stay another GPU's.
     """
     if not trace.gpu_name or not trace.num_sms or trace.num_sms < _FEWEST_SMS:
         return None
