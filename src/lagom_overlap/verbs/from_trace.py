@@ -358,7 +358,14 @@ def predicted_job(request: FromTraceRequest) -> PredictedJob:
         JobError: if no cluster is known, or it has fewer GPUs than the collectives have ranks.
     """
     job = Job(_spec_of(request))
-    findings = analyse(read_traces(request.traces))
+    traces = read_traces(request.traces)
+    if not any(len(trace.events) and not trace.is_cpu for trace in traces):
+        what = "operators on the CPU" if any(trace.is_cpu for trace in traces) else "no timeline"
+        raise TraceError(
+            f"{traces[0].file}: {what}: the contention model is of GPUs, so nothing can be predicted from it; search "
+            "in the job itself: lagom run --online -- COMMAND"
+        )
+    findings = analyse(traces)
     cluster, stands_in = _cluster(job, findings)
     model = job.price_on(cluster)
     traced = traced_job(findings, overlap_groups(findings), model)
