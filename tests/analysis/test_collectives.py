@@ -10,6 +10,7 @@ from lagom_overlap.analysis.collectives import (
     waiting_of_calls,
 )
 from lagom_overlap.analysis.measures import occupation_of
+from lagom_overlap.analysis.peers import peers_of
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.trace.gpu_trace import EventRole, KnobReach
 
@@ -18,7 +19,7 @@ COMM, COMP = EventRole.COMM, EventRole.COMPUTE
 
 def rows_of(*traces):
     exposed = [exposed_of_calls(trace, occupation_of(trace.events)) for trace in traces]
-    return collective_rows(traces, exposed, waiting_of_calls(traces))
+    return collective_rows(traces, exposed, waiting_of_calls(traces, peers_of(traces)))
 
 
 @given(
@@ -58,7 +59,7 @@ def test_no_bandwidth_is_made_up(unknown):
 def test_the_shortest_of_the_ranks_moves_bytes_and_the_rest_waits():
     early = gpu_trace([(COMM, 0, 100), (COMM, 200, 260)], rank=0)
     late = gpu_trace([(COMM, 70, 100), (COMM, 180, 260)], rank=1)
-    assert waiting_of_calls([early, late]) == ((70, 0), (0, 20))
+    assert waiting_of_calls([early, late], peers_of([early, late])) == ((70, 0), (0, 20))
     (row,) = rows_of(early, late)
     assert (row.total_ns, row.waiting_ns) == (270, 90)
 
@@ -66,19 +67,19 @@ def test_the_shortest_of_the_ranks_moves_bytes_and_the_rest_waits():
 def test_sequence_numbers_match_calls_that_one_rank_does_not_have():
     first = gpu_trace([(COMM, 0, 100), (COMM, 200, 260)], calls=[{"sequence": 4}, {"sequence": 5}])
     second = gpu_trace([(COMM, 0, 40)], calls=[{"sequence": 5}], rank=1)
-    assert waiting_of_calls([first, second]) == ((None, 20), (0,))
+    assert waiting_of_calls([first, second], peers_of([first, second])) == ((None, 20), (0,))
 
 
 def test_ranks_that_disagree_on_the_order_are_not_matched():
     first = gpu_trace([(COMM, 0, 100)])
     second = gpu_trace([(COMM, 0, 40)], calls=[{"op": "all_gather"}], rank=1)
-    assert waiting_of_calls([first, second]) == ((None,), (None,))
+    assert waiting_of_calls([first, second], peers_of([first, second])) == ((None,), (None,))
 
 
 def test_send_and_receive_are_not_matched_over_ranks():
     fields = {"kind": CollectiveKind.SEND_RECV, "op": "send_recv", "sequence": 1}
     traces = [gpu_trace([(COMM, 0, 10 * (rank + 1))], calls=[fields], rank=rank) for rank in range(2)]
-    assert waiting_of_calls(traces) == ((None,), (None,))
+    assert waiting_of_calls(traces, peers_of(traces)) == ((None,), (None,))
 
 
 def test_rows_differ_by_size_and_channels_and_add_up():
@@ -97,4 +98,4 @@ def test_communication_that_no_knob_reaches_is_added_up():
 
 def test_more_calls_than_ranks_are_several_communicators_and_not_matched():
     traces = [gpu_trace([(COMM, 0, 10 * (rank + 1))], calls=[{"num_ranks": 2}], rank=rank) for rank in range(4)]
-    assert waiting_of_calls(traces) == ((None,),) * 4
+    assert waiting_of_calls(traces, peers_of(traces)) == ((None,),) * 4

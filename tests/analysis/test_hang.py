@@ -1,10 +1,15 @@
 """Hangs worked by hand: what a person reads from the dumps of four ranks."""
 
+import json
+import pickle
+
 import pytest
 
+from lagom_overlap.analysis.findings import analyse
 from lagom_overlap.analysis.hang import hangs_of
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.trace.gpu_trace import UNKNOWN, CommCall, GpuTrace, KnobReach, empty_events
+from lagom_overlap.trace.reader import read_traces
 from lagom_overlap.units import MIB
 
 WORLD = (0, 1, 2, 3)
@@ -72,3 +77,67 @@ def test_the_group_in_which_ranks_disagree_comes_before_those_that_wait():
 @pytest.mark.parametrize("oldest", [0, 3])
 def test_calls_that_all_ended_hang_nowhere_however_far_back_each_dump_goes(oldest):
     assert hangs_of(job([call(n) for n in range(6)], [call(n) for n in range(oldest, 6)])) == ()
+
+
+def dump(rank, engine, calls, last):
+    """A rank's dump as an engine writes it: all-reduces of 2 MiB, `calls` that ended and `last` that did not."""
+    entries = []
+    for number in range(calls + last):
+        ended = number < calls
+        entry = {
+            "process_group": ["0", "default_pg"],
+            "collective_seq_id": number + 1,
+            "profiling_name": "nccl:all_reduce" if engine.startswith("nccl,") else "nccl2:all_reduce",
+            "input_sizes": [[1 << 20]],
+            "input_dtypes": ["BFloat16"],
+            "output_sizes": [[1 << 20]],
+            "output_dtypes": ["BFloat16"],
+            "state": "completed" if ended else "scheduled",
+            "retired": ended,
+            "time_discovered_started_ns": 0,
+            "time_discovered_completed_ns": 5 if ended else 0,
+        }
+        match engine:
+            case "nccl, timed":
+                entry |= {"time_discovered_started_ns": 3, "state": "completed" if ended else "started"}
+            case "2.15.0":  # never told of an end
+                entry |= {"state": "scheduled", "retired": False, "time_discovered_completed_ns": 0}
+            case "hook":  # taken off the list as it is issued
+                entry |= {"state": "scheduled", "retired": True, "time_discovered_completed_ns": 0}
+            case "2.15 later":
+                entry |= {"time_discovered_started_ns": 5 if ended else 0}
+        entries.append(entry)
+    groups = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2, 3]"}}
+    return {"version": "2.10", "rank": rank, "entries": entries, "pg_config": groups}
+
+
+def hang_lines(folder, engine, *ranks):
+    for rank, (calls, last) in enumerate(ranks):
+        text = json.dumps(dump(rank, engine, calls, last))
+        data = text.encode() if rank % 2 else pickle.dumps(json.loads(text), protocol=2)
+        (folder / f"nccl_trace_rank_{rank}").write_bytes(data)
+    return [str(hang) for hang in hangs_of(read_traces([folder]))]
+
+
+@pytest.mark.parametrize("engine", ["nccl, timed", "nccl, untimed", "2.15 later", "2.15.0", "hook"])
+def test_dumps_of_every_engine_say_the_same_of_a_rank_that_never_came(tmp_path, engine):
+    assert hang_lines(tmp_path, engine, (2, 1), (2, 1), (2, 0), (2, 1)) == [
+        "all_reduce of 2 MiB: ranks 0-1, 3 wait, rank 2 never called it (its last was all_reduce, number 2) "
+        "(number 3 on default_pg)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("engine", "found"),
+    [
+        ("nccl, timed", ["all_reduce of 2 MiB: started and not ended on ranks 0-3 (number 3 on default_pg)"]),
+        ("nccl, untimed", ["all_reduce of 2 MiB: not ended on ranks 0-3 (number 3 on default_pg)"]),
+        ("2.15 later", ["all_reduce of 2 MiB: not ended on ranks 0-3 (number 3 on default_pg)"]),
+        ("2.15.0", []),  # a job that stands and one that does not leave the same dump
+        ("hook", []),
+    ],
+)
+def test_a_call_that_no_rank_ends_is_found_where_the_recorder_is_told_of_ends(tmp_path, engine, found):
+    assert hang_lines(tmp_path, engine, *[(2, 1)] * 4) == found
+    said = [text for text in analyse(read_traces([tmp_path])).warnings if "does not know whether they ended" in text]
+    assert bool(said) == (engine in ("2.15.0", "hook"))

@@ -113,7 +113,8 @@ def events(folder, rank):
     return [json.loads(line) for line in (folder / f"events.{rank}.jsonl").read_text().splitlines()]
 
 
-def test_observing_changes_no_number_nor_exit_code_and_says_what_could_be_reached(tmp_path, losses):
+def test_observing_changes_no_number_nor_exit_code_and_says_what_could_be_reached(tmp_path, losses, capsys):
+    """The chain's first two links: its traces are analysed, and what comes next is said by each."""
     code, watched, error = run(tmp_path, "--observe", "--out", "seen", kind="ddp", code=7)
     assert code == 1  # torchrun's own word for a rank that failed
     assert "exitcode  : 7" in error
@@ -136,6 +137,19 @@ def test_observing_changes_no_number_nor_exit_code_and_says_what_could_be_reache
         assert found[-1]["steps"] == 12
         assert {event["kind"] for event in found if event["event"] == "communication"} == {"all_reduce"}
         assert "lagom_reachable_ratio" in (tmp_path / "seen" / f"metrics.{rank}.prom").read_text()
+    from lagom_overlap.cli import main  # not before a rank of another test was forked
+
+    capsys.readouterr()
+    assert main(["analyze", str(tmp_path / "seen" / "traces"), "--json"]) == 0
+    analysed = json.loads(capsys.readouterr().out)
+    assert [row["rank"] for row in analysed["ranks"]] == [0, 1]
+    assert all(0 < row["comm_s"] <= row["span_s"] for row in analysed["ranks"])
+    reduces = [row for row in analysed["collectives"] if row["kind"] == "all_reduce"]
+    assert {row["communicator"] for row in reduces} == {"default_pg"}
+    assert sum(row["count"] for row in reduces) % 2 == 0
+    assert analysed["next_line"].startswith("lagom run --online -- ")
+    assert main(["tune", "--from-trace", str(tmp_path / "seen" / "traces")]) == 2
+    assert "the contention model is of GPUs" in capsys.readouterr().err
 
 
 def test_tuning_without_a_line_of_code_keeps_every_loss_and_saves_what_it_found(tmp_path, losses):

@@ -2,26 +2,33 @@
 
 import json
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import tomli_w
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "trace"))
 from kineto_traces import KinetoFile
 
 from lagom_overlap.analysis.groups import KernelKey
 from lagom_overlap.analysis.modelled_kernel import modelled_kernel
+from lagom_overlap.analysis.trace_gpu import nearest_cluster
+from lagom_overlap.backends.traced import only
 from lagom_overlap.cli import main
-from lagom_overlap.collective import Collective, CollectiveKind, CommConfig
+from lagom_overlap.collective import CallCycle, Collective, CollectiveKind, CommConfig
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.errors import JobError, TraceError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.jobfile.spec import JobSpec, JobTable, TuneTable
 from lagom_overlap.nccl_plugin.table_reader import read_table
 from lagom_overlap.sim import GroupSimulator
+from lagom_overlap.tuners.problem import GroupProblem
+from lagom_overlap.tuners.tied import Tied
 from lagom_overlap.units import MIB
-from lagom_overlap.verbs.export import ExportRequest, Format, run_export
+from lagom_overlap.verbs.export import ExportRequest, Format, read_deployment, run_export
 from lagom_overlap.verbs.from_trace import FromTraceRequest, predicted_job
 from lagom_overlap.verbs.tune import TuneRequest, run_tune
 from lagom_overlap.workload import CommOp, CompOp, OverlapGroup
@@ -165,12 +172,34 @@ def test_a_collective_out_of_reach_is_not_tuned(tmp_path):
     assert [len(space) for space in problem.spaces] == [1]
 
 
-def test_an_unknown_gpu_asks_for_a_cluster(tmp_path):
+def test_an_unknown_gpu_takes_the_nearest_preset_and_says_so(tmp_path):
     model = truth()
-    properties = [{"id": 0, "name": "Tesla V100-SXM2-16GB", "numSms": 80}]
+    properties = [{"id": 0, "name": "Tesla H800-like", "numSms": 120}]
     path = written(tmp_path / "t.json", model, true_group(model), deviceProperties=properties)
-    with pytest.raises(JobError, match="V100"):
+    job = predicted_job(FromTraceRequest(traces=(path,)))
+    (note,) = [note for note in job.caveats if note.startswith("No preset")]
+    # Of an A100's 108 SMs 120 are 1.11 times as many, of the 132 of an H100 1.10 times fewer.
+    assert "(Tesla H800-like): the nearest by its SMs, h100" in note
+    assert "stands in with 120 SMs" in note
+
+
+@pytest.mark.parametrize("properties", [[], [{"id": 0, "name": "Toy GPU", "numSms": 24}]])
+def test_a_gpu_that_is_like_none_asks_for_a_cluster_or_two_numbers(tmp_path, properties):
+    model = truth()
+    path = written(tmp_path / "t.json", model, true_group(model), deviceProperties=properties)
+    with pytest.raises(JobError, match=r"\[cluster\] preset = .*num_sms and hbm_bytes_per_s"):
         predicted_job(FromTraceRequest(traces=(path,)))
+
+
+def test_the_nearest_of_a_maker_has_nodes_that_hold_the_ranks():
+    def nearest(name, num_sms, num_ranks=8):
+        trace = SimpleNamespace(gpu_name=name, num_sms=num_sms)
+        found = nearest_cluster(trace, num_ranks)
+        return found and (found.name, found.gpu.num_sms)
+
+    assert nearest("Tesla V100-SXM2-16GB", 80) == ("a40_bridged", 80)  # 84 SMs; an A10G has 80, one to a node
+    assert nearest("AMD Instinct MI250X", 220)[0].startswith("mi3")
+    assert nearest("", 80) is None
 
 
 def test_a_trace_without_overlap_has_nothing_to_tune(tmp_path):
@@ -240,13 +269,118 @@ def test_what_a_trace_predicted_is_exported_by_ranks_kind_and_bytes(traced, tmp_
     assert "its channels are NCCL's under NCCL 2.29 and 2.30" in exported.summary()
 
 
-def test_calls_that_a_trace_cannot_tell_apart_are_not_set_and_named(traced, tmp_path):
-    run_tune(TuneRequest(job=predicted_job(FromTraceRequest(traces=(traced,))), out=tmp_path / "run"))
-    path = tmp_path / "run" / "run.json"
-    saved = json.loads(path.read_text())
-    [call] = saved["from_trace"]["calls"]
-    saved["from_trace"]["calls"].append(call | {"communicator": "another"})
-    path.write_text(json.dumps(saved))
-    exported = run_export(ExportRequest(run=tmp_path / "run", formats=(Format.PLUGIN,)))
-    assert exported.num_rows == 0
-    assert "2 communicators of 8 ranks" in exported.summary()
+def two_of_a_size(path, model, *, alone=True, other="fsdp", num_steps=4):
+    """Steps with two gathers of 256 MiB, over twelve kernels of 250 us and over twelve of 30 us, in this order.
+
+    `alone`: a reduce-scatter of 64 MiB that nothing hides comes between steps; `other`: the second one's communicator.
+    """
+    file = KinetoFile(distributedInfo={"rank": 0, "world_size": 8})
+    groups = [true_group(model, kernel_us=250.0), true_group(model, kernel_us=30.0)]
+    for step in range(num_steps):
+        at = 40_000.0 * step
+        file.step(step, at, 40_000.0)
+        launch, at = at + 50, at + 100
+        for number, group in enumerate(groups):
+            name = f"{GEMM.name}_{number}"
+            spans = GroupSimulator(group, model).timeline((default_config(model, group),)).spans
+            for span in spans:
+                start, length = at + span.start_s / US, (span.end_s - span.start_s) / US
+                if span.kind == "comp":
+                    file.kernel(name, start, length, launch=launch, grid=list(GEMM.grid), block=list(GEMM.block))
+                else:
+                    file.nccl(
+                        "AllGather_RING_SIMPLE", start, length, op="_allgather_base", launch=launch, nelems=128 * MIB,
+                        grid=[CHANNELS, 1, 1], **{"Process Group Description": other if number else "fsdp",
+                                                  "Process Group Name": "2" if number and other != "fsdp" else "1"},
+                    )  # fmt: skip
+            at += max(span.end_s for span in spans) / US + 5
+            alone_us = model.kernel_seconds(group.computations[0].work) / US
+            for _ in range(3):
+                file.kernel(name, at, alone_us, launch=launch, grid=list(GEMM.grid), block=list(GEMM.block))
+                at += alone_us + 1
+            at += 50  # the next group's kernels follow no collective
+        if alone:
+            file.nccl(
+                "ReduceScatter_RING_SIMPLE", at, 400, op="_reduce_scatter_base", launch=launch, nelems=32 * MIB,
+                grid=[CHANNELS, 1, 1],
+            )  # fmt: skip
+    return file.write(path)
+
+
+def predicted_run(path, folder):
+    job = predicted_job(FromTraceRequest(traces=(path,)))
+    return job, run_tune(TuneRequest(job=job, out=folder))
+
+
+def set_by_hand(folder, *channels):
+    """Another answer of the search: the collectives of the run, in order, with these channels."""
+    configs = tomllib.loads((folder / "configs.toml").read_text())
+    names = [(group, comm) for group, comms in configs["groups"].items() for comm in comms]
+    for (group, comm), count in zip(names, channels, strict=True):
+        configs["groups"][group][comm] = {"num_channels": count}
+    (folder / "configs.toml").write_text(tomli_w.dumps(configs | {"adopted": True}))
+
+
+def played(deployment, calls):
+    """The channels that the plug-in's rule gives calls of a running job, in their order; 0 untouched."""
+    (communicator,) = {held.id for held in deployment.communicators}
+    cycle = CallCycle(deployment.table.cycles[communicator])
+    configs = [deployment.table.get(key) if (key := cycle.next_key(*call)) else None for call in calls]
+    return [config.num_channels if config else 0 for config in configs]
+
+
+def test_calls_of_one_size_are_set_by_their_place_in_the_step(tmp_path):
+    job, _ = predicted_run(two_of_a_size(tmp_path / "t.json", truth()), tmp_path / "run")
+    assert sorted(site.places for site in job.trace_record.sites) == [(0,), (1,)]
+    assert job.ties == ()
+    set_by_hand(tmp_path / "run", 4, 8)
+    source = read_deployment(tmp_path / "run")
+    gather, scatter = (CollectiveKind.ALL_GATHER, 256 * MIB), (CollectiveKind.REDUCE_SCATTER, 64 * MIB)
+    step = [gather, gather, scatter]
+    # Two steps, an evaluation that only gathers once, and two more: the reduce-scatter puts the places right again.
+    assert played(source.deployment, [*step, *step, gather, *step, *step]) == [4, 8, 0] * 2 + [4] + [8, 4, 0] + [
+        4,
+        8,
+        0,
+    ]
+    assert [note for note in source.notes if "MiB" not in note] == [
+        "all_gather of 268435456 bytes on 'fsdp' (8 ranks): call 1 of 2 in a step",
+        "all_gather of 268435456 bytes on 'fsdp' (8 ranks): call 2 of 2 in a step",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("trace", "why", "num_rows"),
+    [
+        ({"alone": False}, "their places in the step cannot be told from the trace", 1),  # no call comes only once
+        ({"other": "ep"}, "the trace has 2 communicators of 8 ranks and not their order of creation", 2),
+    ],
+)
+def test_calls_that_cannot_be_told_apart_share_one_setting_and_the_output_says_so(tmp_path, trace, why, num_rows):
+    job, found = predicted_run(two_of_a_size(tmp_path / "t.json", truth(), **trace), tmp_path / "run")
+    ((first, second),) = job.ties
+    settings = {found.search.recommended[group][at] for group, at in (first, second)}
+    assert len(settings) == 1
+    assert any(f"2 collectives of the groups share one setting, as {why}." in note for note in found.notes)
+    source = read_deployment(tmp_path / "run")
+    assert len(source.deployment.table) == num_rows
+    assert len({config for _, config in source.deployment.table}) == 1
+    assert any("all calls of a step share one setting" in note for note in source.notes)
+
+
+def test_what_a_shared_setting_costs_is_in_the_prediction(tmp_path):
+    # Two fakes of one group each, tied: 2 channels suit one (10 s less), 8 the other (1 s less); 8 harms the first.
+    seconds = {("a", 2): 10.0, ("a", 8): 30.0, ("a", 16): 20.0, ("b", 2): 21.0, ("b", 8): 19.0, ("b", 16): 20.0}
+    problems = tuple(
+        GroupProblem(
+            group=replace(true_group(truth()), name=name), spaces=(only(CommConfig(num_channels=16)),),
+            default=(CommConfig(num_channels=16),),
+        )
+        for name in "ab"
+    )  # fmt: skip
+    inner = SimpleNamespace(recommend=lambda: {"a": (CommConfig(num_channels=2),), "b": (CommConfig(num_channels=8),)})
+    tied = Tied(
+        inner, problems, [(("a", 0), ("b", 0))], lambda problem, each: seconds[problem.group.name, each[0].num_channels]
+    )
+    # 2 channels for both: 31 s; 8: 49 s; the default: 40 s.
+    assert set(tied.recommend().values()) == {(CommConfig(num_channels=2),)}

@@ -20,7 +20,7 @@ from lagom_overlap.analysis.contention import Slowdown
 from lagom_overlap.analysis.findings import Findings, RankFindings
 from lagom_overlap.analysis.kernel_class import KernelClass
 from lagom_overlap.collective import CollectiveKind
-from lagom_overlap.trace.gpu_trace import NO_TIME, NS_PER_S, UNKNOWN, KnobReach
+from lagom_overlap.trace.gpu_trace import NO_TIME, NS_PER_S, SLOW_LAUNCH_NS, UNKNOWN, KnobReach
 from lagom_overlap.units import MIB, format_bytes, format_seconds
 from lagom_overlap.workload.step.releases import changes_of
 
@@ -390,6 +390,48 @@ def _host_bound(findings: Findings) -> Iterator[Advice]:
     )
 
 
+def _blocking_launches(findings: Findings) -> Iterator[Advice]:
+    held = [rank.blocking for rank in findings.ranks]
+    idle_ns = sum(one.idle_ns for one in held)
+    longest = max(
+        (one.longest for one in held if one.longest), key=lambda call: call.end_ns - call.start_ns, default=None
+    )
+    if longest is None or not idle_ns:
+        return
+    causes = {
+        "collective": sum(one.idle_collective_ns for one in held),
+        "first": sum(one.idle_first_ns for one in held),
+        "other": sum(one.idle_other_ns for one in held),
+    }
+    cause = max(causes, key=lambda name: causes[name])
+    what, apply = {
+        "collective": (
+            "Make communicators before the first step: calls of collectives block the CPU while the GPU is idle",
+            'dist.init_process_group("nccl", device_id=device)  # of other groups: a call before the loop',
+        ),
+        "first": (
+            "Load kernels before the steps that count: their first launches block while the GPU is idle",
+            "export CUDA_MODULE_LOADING=EAGER  # or profile later: torch.profiler.schedule(wait=5, warmup=2, active=3)",
+        ),
+        "other": (
+            "Find what holds the launches: they block while the GPU is idle, and their queue is not full",
+            "nsys profile --trace=cuda,nvtx,osrt ...  # shows the lock or call of another thread that they wait for",
+        ),
+    }[cause]
+    span_ns = sum(rank.measures.span_ns for rank in findings.ranks)
+    num, blocked_ns = sum(one.num for one in held), sum(one.blocked_ns for one in held)
+    yield Advice(
+        rule="blocking_launches",
+        what=what,
+        apply=apply,
+        evidence=f"{num / findings.num_windows:.1f} launches per step took {format_seconds(SLOW_LAUNCH_NS / NS_PER_S)} "
+        f"or longer on the CPU, {_time(findings, blocked_ns)} in all ({100 * blocked_ns / span_ns:.1f} % of it; the "
+        f"longest, {longest.name}, {format_seconds((longest.end_ns - longest.start_ns) / NS_PER_S)}); for "
+        f"{_time(findings, idle_ns)} of that nothing ran on the GPU",
+        predicted_gain_s=_per_step(findings, idle_ns),
+    )
+
+
 def _late_peers(findings: Findings) -> Iterator[Advice]:
     waits = [sum(wait for wait in rank.waiting_ns if wait is not None) for rank in findings.ranks]
     matched = [
@@ -440,6 +482,7 @@ _RULES: Final[tuple[Callable[[Findings], Iterator[Advice]], ...]] = (
     _carve_out,
     _copy_engine,
     _host_bound,
+    _blocking_launches,
     _late_peers,
     _pipeline_bubbles,
 )

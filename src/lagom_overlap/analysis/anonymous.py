@@ -20,7 +20,7 @@ from typing import Final
 
 from lagom_overlap.analysis.hta import HtaKind, hta_kind
 from lagom_overlap.analysis.kernel_class import KernelClass, kernel_class
-from lagom_overlap.trace.gpu_trace import ROLE_CODES, CommCall, EventRole, GpuEvents, GpuTrace
+from lagom_overlap.trace.gpu_trace import ROLE_CODES, CommCall, EventRole, GpuEvents, GpuTrace, SlowLaunch
 
 KERNEL_WORDS: Final = {
     **{found: found.value for found in KernelClass},
@@ -39,6 +39,9 @@ _GPU_WORD: Final = re.compile(
     r"|SXM\d?|HBM\d?e?|\d{1,3}GB|(GB|GH|MI|RTX|[ABHLPTV])\d{1,4}[XASL]?"
 )
 _QUOTED: Final = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`")
+_LAUNCH: Final = re.compile(
+    r"(cuda|cu|hip)[A-Z][A-Za-z]*Launch[A-Za-z]*|(cuda|cu|hip)Launch[A-Za-z]*|nccl[A-Z][A-Za-z]{1,40}"
+)
 _PATH: Final = re.compile(r"\S*[/\\]\S*")
 
 
@@ -77,11 +80,16 @@ class Anonymiser:
             gpu_name=" ".join(word for word in re.split(r"[\s\-]+", trace.gpu_name) if _GPU_WORD.fullmatch(word)),
             nccl_version=found[0] if (found := _VERSION.match(trace.nccl_version)) else "",
             marked=tuple(replace(event, name=self._kernel(event.name, None)) for event in trace.marked),
+            slow_launches=tuple(replace(call, name=self._launch(call)) for call in trace.slow_launches),
             warnings=tuple(_PATH.sub("…", _QUOTED.sub("…", text.replace(trace.file, file))) for text in trace.warnings),
         )
 
     def _call(self, call: CommCall) -> CommCall:
         return replace(call, communicator=self._group(call.communicator), dtype="")
+
+    def _launch(self, call: SlowLaunch) -> str:
+        """A launch's name where it is CUDA's, HIP's or NCCL's own, which everybody has."""
+        return call.name if _LAUNCH.fullmatch(call.name) else "collective" if call.is_collective else "launch"
 
     def _group(self, name: str) -> str:
         if name == "default_pg" or _STREAM.fullmatch(name):

@@ -3,16 +3,13 @@
 Waiting against moving. An NCCL kernel starts when its own rank is ready and ends when the bytes are there, so its
 duration contains the wait for the last peer. Over the ranks that ran the same call, the shortest duration is the one
 that waited least: it is taken as the time that moves bytes, the rest of every other rank's duration as waiting
-(TraceLens's "implicit sync" rule). Calls are matched by (communicator, sequence number), and without numbers by their
-order on the communicator if all ranks agree on that order; more calls than the communicator has ranks are several
-communicators of one name, and are left alone. Send and receive pair ranks, not groups: they are not
-matched.
+(TraceLens's "implicit sync" rule). Which calls are the same on several ranks, `peers.py` tells.
 
 Bus bandwidth is nccl-tests' busbw: wire bytes of a ring over time (`Collective.wire_bytes`), the time being the moving
 time where several ranks are given, the whole duration otherwise.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -20,6 +17,7 @@ from typing import Final
 import numpy as np
 
 from lagom_overlap.analysis.measures import Occupation
+from lagom_overlap.analysis.peers import CallName, Peers
 from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.trace.gpu_trace import NS_PER_S, UNKNOWN, CommCall, GpuTrace, Int64, KnobReach
 
@@ -86,56 +84,19 @@ def exposed_of_calls(trace: GpuTrace, occupation: Occupation) -> Int64:
     return exposed
 
 
-def _call_names(trace: GpuTrace) -> list[tuple[object, ...]]:
-    """A name for every call that its peers on other ranks give to the same call."""
-    seen: Counter[tuple[object, ...]] = Counter()
-    names: list[tuple[object, ...]] = []
-    for call in trace.calls:
-        group = (call.communicator, call.ranks)
-        if call.sequence is not None:
-            names.append((*group, "seq", call.sequence, call.op))
-            continue
-        names.append((*group, "order", seen[group], call.op))
-        seen[group] += 1
-    return names
-
-
-def _agree(traces: Sequence[GpuTrace]) -> frozenset[tuple[object, ...]]:
-    """The communicators on which all ranks that use them ran the same operations in the same order."""
-    orders: dict[tuple[object, ...], set[tuple[str, ...]]] = defaultdict(set)
-    for trace in traces:
-        held: dict[tuple[object, ...], list[str]] = defaultdict(list)
-        for call in trace.calls:
-            held[call.communicator, call.ranks].append(call.op)
-        for group, ops in held.items():
-            orders[group].add(tuple(ops))
-    return frozenset(group for group, found in orders.items() if len(found) == 1)
-
-
-def waiting_of_calls(traces: Sequence[GpuTrace]) -> tuple[tuple[int | None, ...], ...]:
+def waiting_of_calls(traces: Sequence[GpuTrace], peers: Peers) -> tuple[tuple[int | None, ...], ...]:
     """For every rank and call, the part of its duration that waited for peers; None where no peer is known."""
-    agreed = _agree(traces)
-    names = [_call_names(trace) for trace in traces]
-    shortest: dict[tuple[object, ...], int] = {}
-    peers: Counter[tuple[object, ...]] = Counter()
-    for trace, held in zip(traces, names, strict=True):
+    shortest: dict[CallName, int] = {}
+    for trace, held in zip(traces, peers.names, strict=True):
         for call, name in zip(trace.calls, held, strict=True):
-            if not call.is_finished:
-                continue
-            peers[name] += 1
-            shortest[name] = min(shortest.get(name, call.duration_ns), call.duration_ns)
-
-    def waiting(call: CommCall, name: tuple[object, ...]) -> int | None:
-        matched = call.sequence is not None or (call.communicator, call.ranks) in agreed
-        if not matched or not call.is_finished or call.kind is CollectiveKind.SEND_RECV:
-            return None
-        if not _MIN_RANKS <= peers[name] <= (call.num_ranks or peers[name]):
-            return None
-        return call.duration_ns - shortest[name]
-
+            if name is not None:
+                shortest[name] = min(shortest.get(name, call.duration_ns), call.duration_ns)
     return tuple(
-        tuple(waiting(call, name) for call, name in zip(trace.calls, held, strict=True))
-        for trace, held in zip(traces, names, strict=True)
+        tuple(
+            None if name is None else call.duration_ns - shortest[name]
+            for call, name in zip(trace.calls, held, strict=True)
+        )
+        for trace, held in zip(traces, peers.names, strict=True)
     )
 
 
@@ -165,7 +126,7 @@ def _row(key: CollectiveKey, held: list[tuple[CommCall, int, int | None]]) -> Co
     durations = [call.duration_ns for call, _, _ in held]
     total_ns = sum(durations)
     waits = [wait for _, _, wait in held if wait is not None]
-    waiting_ns = sum(waits) if len(waits) == len(held) else None
+    waiting_ns = sum(waits) if waits else None  # a call without known peers counts as moving bytes all the time
     kind = held[0][0].kind
     return CollectiveRow(
         key=key,

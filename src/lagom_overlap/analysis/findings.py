@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 
+from lagom_overlap.analysis.call_places import CallPlaces, call_places
 from lagom_overlap.analysis.collectives import (
     CollectiveRow,
     collective_rows,
@@ -14,6 +15,7 @@ from lagom_overlap.analysis.collectives import (
 )
 from lagom_overlap.analysis.contention import Contention, contention_of
 from lagom_overlap.analysis.hang import Hang, hangs_of
+from lagom_overlap.analysis.launches import BlockingLaunches, blocking_launches
 from lagom_overlap.analysis.measures import (
     Measures,
     Occupation,
@@ -25,6 +27,7 @@ from lagom_overlap.analysis.measures import (
     whole,
 )
 from lagom_overlap.analysis.parts import OverlapPart, parts_of
+from lagom_overlap.analysis.peers import peers_of
 from lagom_overlap.trace.gpu_trace import NS_PER_S, GpuTrace, Int64, only_rows
 from lagom_overlap.units import format_seconds
 
@@ -33,6 +36,8 @@ _JUMP_RATIO: Final = 10
 _MAX_NAMES: Final = 3
 _TORN: Final = 0.1
 """A step that misses this share of its launches is no step."""
+_SHOWN: Final = 0.02
+"""Launches that block for less of the time are not worth a line."""
 _LEAST_STEPS: Final = 0.5
 """A lead-in shorter than this many steps is kept: the figures are then those of the whole trace."""
 
@@ -48,15 +53,20 @@ class RankFindings:
     exposed_ns: Int64
     waiting_ns: tuple[int | None, ...]
     stretched_ns: float
+    blocking: BlockingLaunches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """A job; `hangs` are calls that its ranks never ended, where the files know (flight recorder)."""
+    """A job; `places` are those of its calls in a step.
+
+    `hangs` are calls that its ranks never ended, where the files know (flight recorder).
+    """
 
     ranks: tuple[RankFindings, ...]
     rows: tuple[CollectiveRow, ...]
     contention: Contention
+    places: CallPlaces
     hangs: tuple[Hang, ...] = ()
     parts: tuple[OverlapPart, ...] = ()
     warnings: tuple[str, ...]
@@ -185,6 +195,23 @@ def _warnings(traces: Sequence[GpuTrace]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def _far_ahead(ranks: Sequence[RankFindings]) -> tuple[str, ...]:
+    """A sentence where launches block because the CPU is far ahead: it looks bad in a viewer, and loses nothing."""
+    blocked_ns = sum(rank.blocking.blocked_ns for rank in ranks)
+    span_ns = sum(rank.measures.span_ns for rank in ranks)
+    num, num_full = (
+        sum(counts) for counts in zip(*((r.blocking.num, r.blocking.num_full) for r in ranks), strict=True)
+    )
+    if 2 * num_full <= num or blocked_ns < _SHOWN * span_ns:
+        return ()
+    idle_ns = sum(rank.blocking.idle_ns for rank in ranks)
+    gpu = f"no work for {format_seconds(idle_ns / NS_PER_S)}" if idle_ns else "work all the time"
+    return (
+        f"{num_full} launches blocked because the queue of launches was full: the CPU is far ahead of the GPU, waits "
+        f"in them {100 * blocked_ns / span_ns:.1f} % of the time, in which the GPU had {gpu}: no figure is wrong",
+    )
+
+
 def analyse(traces: Sequence[GpuTrace], *, seed: int = 0, gpus_per_node: int | None = None) -> Findings:
     """What the traces of a job's ranks say; the same traces and seed give the same findings.
 
@@ -198,7 +225,8 @@ def analyse(traces: Sequence[GpuTrace], *, seed: int = 0, gpus_per_node: int | N
     traces = [without_lead_in(trace) for trace in traces]
     occupations = [occupation_of(trace.events) for trace in traces]
     exposed = [exposed_of_calls(trace, held) for trace, held in zip(traces, occupations, strict=True)]
-    waiting = waiting_of_calls(traces)
+    peers = peers_of(traces)
+    waiting = waiting_of_calls(traces, peers)
     contention = contention_of(traces, occupations, seed)
     ranks = tuple(
         RankFindings(
@@ -209,6 +237,7 @@ def analyse(traces: Sequence[GpuTrace], *, seed: int = 0, gpus_per_node: int | N
             exposed_ns=bare,
             waiting_ns=waited,
             stretched_ns=stretched,
+            blocking=blocking_launches(trace, occupation),
         )
         for trace, occupation, bare, waited, stretched in zip(
             traces, occupations, exposed, waiting, contention.of_rank, strict=True
@@ -218,7 +247,8 @@ def analyse(traces: Sequence[GpuTrace], *, seed: int = 0, gpus_per_node: int | N
         ranks=ranks,
         rows=collective_rows(traces, exposed, waiting),
         contention=contention,
+        places=call_places(traces, [[(step.start_ns, step.end_ns) for step in rank.steps] for rank in ranks]),
         hangs=hangs_of(traces),
         parts=parts_of(traces, occupations, gpus_per_node),
-        warnings=_warnings(traces),
+        warnings=_warnings(traces) + peers.warnings + _far_ahead(ranks),
     )

@@ -67,11 +67,15 @@ class TraceKernel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceComm:
-    """A collective of a group; it began when `starts_after` of the group's kernels had ended (median)."""
+    """A collective of a group; it began when `starts_after` of the group's kernels had ended (median).
+
+    `places` are its places in the step among the calls of its kind and size (`call_places.py`); empty where unknown.
+    """
 
     key: CollectiveKey
     starts_after: int
     median_ns: float
+    places: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -273,8 +277,9 @@ def _kernel_times(rank: RankFindings, window: _Window) -> Floats:
 
 
 def _group(
-    name: str, windows: Sequence[_Window], ranks: Sequence[RankFindings], kernels: Sequence[KernelKey], num_steps: int
+    name: str, windows: Sequence[_Window], findings: Findings, kernels: Sequence[KernelKey], num_steps: int
 ) -> TraceGroup:
+    ranks = findings.ranks
     times = [_times(ranks[window.step.rank], window) for window in windows]
     lengths_ns = np.median([_kernel_times(ranks[window.step.rank], window) for window in windows], axis=0)
     first = windows[0]
@@ -282,13 +287,19 @@ def _group(
     keys = dict(zip(first.step.calls, first.step.call_keys, strict=True))
     after = np.median([window.starts_after for window in windows], axis=0)
     lengths = np.median([found.comms for found in times], axis=0)
+    places = [[findings.places.of_calls[window.step.rank][at] for at in window.calls] for window in windows]
     return TraceGroup(
         name=name,
         kernel_keys=tuple(kernels[number] for number in first.step.kernels[first.first : first.last].tolist()),
         kernel_times_ns=lengths_ns,
         comms=tuple(
-            TraceComm(key=keys[at], starts_after=int(begun), median_ns=float(length))
-            for at, begun, length in zip(first.calls, after, lengths, strict=True)
+            TraceComm(
+                key=keys[at],
+                starts_after=int(begun),
+                median_ns=float(length),
+                places=tuple(sorted({place for place in found if place is not None})),
+            )
+            for at, begun, length, found in zip(first.calls, after, lengths, zip(*places, strict=True), strict=True)
         ),
         num_occurrences=len(windows),
         per_step=len(windows) / num_steps,
@@ -320,6 +331,6 @@ def overlap_groups(findings: Findings) -> tuple[TraceGroup, ...]:
             groups[ran, tuple(keys[at] for at in window.calls)].append(window)
     kernels = list(numbers)
     return tuple(
-        _group(f"group{number}", windows, findings.ranks, kernels, len(steps))
+        _group(f"group{number}", windows, findings, kernels, len(steps))
         for number, windows in enumerate(groups.values())
     )

@@ -98,26 +98,25 @@ def _most_first(item: tuple[object, list[int]]) -> tuple[int, int]:
 
 
 def _missing(calls: dict[int, CommCall], missing: list[int], ranks: dict[int, dict[int, CommCall]]) -> str:
-    if not missing or all(call.is_finished for call in calls.values()):
+    waiting = [rank for rank, call in calls.items() if not (call.is_finished and call.is_followed)]
+    if not missing or not waiting:
         return ""
     lasts = {rank: ranks[rank][max(ranks[rank])] for rank in missing if ranks.get(rank)}
     last = ""
     if len(missing) == 1 and missing[0] in lasts:
         call = lasts[missing[0]]
         last = f" (its last was {call.op}, number {call.sequence})"
-    waiting = [rank for rank, call in calls.items() if not call.is_finished]
     wait = "waits" if len(waiting) == 1 else "wait"
     return f"{_text(calls)}: {_ranks_text(waiting)} {wait}, {_ranks_text(missing)} never called it{last}"
 
 
 def _under_way(calls: dict[int, CommCall]) -> str:
-    waiting = [rank for rank, call in calls.items() if call.is_started and not call.is_finished]
-    queued = [rank for rank, call in calls.items() if not call.is_started and not call.is_finished]
-    parts = []
-    if waiting:
-        parts.append(f"started and not ended on {_ranks_text(waiting)}")
-    if queued:
-        parts.append(f"queued and not started on {_ranks_text(queued)}")
+    words = {True: "started and not ended", False: "queued and not started", None: "not ended"}
+    parts = [
+        f"{text} on {_ranks_text(ranks)}"
+        for state, text in words.items()
+        if (ranks := [rank for rank, call in calls.items() if not call.is_finished and call.is_started is state])
+    ]
     return f"{_text(calls)}: {', '.join(parts)}"
 
 

@@ -45,7 +45,9 @@ from lagom_overlap.jobfile.step import (
 from lagom_overlap.jobfile.variants import JobVariants
 from lagom_overlap.results.tune import PREDICTED, FitErrors, PredictedGain
 from lagom_overlap.toml_tables import size_bytes
+from lagom_overlap.tuners.base import Tuner
 from lagom_overlap.tuners.problem import Assignment, GroupProblem, Measurement
+from lagom_overlap.tuners.tied import Tie, Tied
 from lagom_overlap.workload import Iteration, OverlapGroup, find_overlap_groups
 from lagom_overlap.workload.issued import IssuedStep
 
@@ -300,6 +302,10 @@ class Job:
         """What run.json keeps of the trace that the job's times are predicted from; None if they are not."""
         return None
 
+    def tied(self, tuner: Tuner, problems: tuple[GroupProblem, ...]) -> Tuner:
+        """The tuner, with one setting for collectives that a running job cannot tell apart; here it can."""
+        return tuner
+
     def predicted_gain(
         self, problems: Sequence[GroupProblem], recommended: Mapping[str, Assignment]
     ) -> PredictedGain | None:
@@ -317,6 +323,15 @@ class PredictedJob(Job):
     default_words: str
     trace_record: msgspec.Struct
     fit_errors: FitErrors | None = None
+    ties: tuple[Tie, ...] = ()
+
+    def tied(self, tuner: Tuner, problems: tuple[GroupProblem, ...]) -> Tuner:
+        """See `Job`; by the model's own times."""
+        return Tied(tuner, problems, self.ties, self._makespan_s) if self.ties else tuner
+
+    def _makespan_s(self, problem: GroupProblem, assignment: Assignment) -> float:
+        outcome = self.backend.measure(problem.group, assignment)
+        return outcome.makespan_s if isinstance(outcome, Measurement) else inf
 
     def predicted_gain(
         self, problems: Sequence[GroupProblem], recommended: Mapping[str, Assignment]
@@ -328,8 +343,7 @@ class PredictedJob(Job):
         for problem in problems:
             tuned = recommended[problem.group.name]
             if tuned != problem.default:
-                outcomes = [self.backend.measure(problem.group, each) for each in (problem.default, tuned)]
-                before, after = (each.makespan_s if isinstance(each, Measurement) else inf for each in outcomes)
+                before, after = (self._makespan_s(problem, each) for each in (problem.default, tuned))
                 savings_s[problem.group.name] = before - after
         return self.fit_errors.gain(savings_s)
 

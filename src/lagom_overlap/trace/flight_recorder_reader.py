@@ -3,12 +3,19 @@
 Fields (FlightRecorder.hpp, version 2.x): `entries` with profiling_name, sizes, types, state and times in ns,
 `pg_config` by group. A pickle may run code when loaded. This one is loaded by an unpickler that knows numbers, texts,
 lists and dictionaries, and refuses a file that names anything else.
+
+ProcessGroupNCCL follows its calls: "scheduled", with timing "started", then "completed". Other engines (PyTorch 2.15's
+own one, FlightRecorderHook) tell the recorder of ends only: such a call is "scheduled" until it is "completed". Some
+never tell (2.15.0), or take each call off the list as it is issued ("retired" and "scheduled"); then only what ranks
+called, not what ended, shows where a job stands. (pytorch test/distributed/test_c10d_flight_recorder_hook.py, and dumps
+that 2.15.0 wrote on emulated GPUs.)
 """
 
 import io
 import pickle
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 import msgspec
@@ -25,7 +32,8 @@ from lagom_overlap.units import GIB, format_bytes
 _MAX_FLIGHT: Final = 1 * GIB
 _RANK_IN_NAME: Final = re.compile(r"(?<!nccl)(?<!\d)(\d+)(?:\.json)?(?:\.gz)?$")
 """A dump named after PyTorch's engine (`nccl2.json`) says nothing of a rank."""
-_OWN_ENGINE: Final = "nccl2:"
+_FOLLOWING_ENGINE: Final = "nccl"
+_OWN_ENGINES: Final = frozenset({"nccl2", "nccl-lazy"})
 _WHERE_ENTRIES_ARE: Final = (
     "PyTorch 2.15 keeps those of its own engine apart, where _dump_nccl_trace_json does not look: "
     "torch._C._distributed_c10d._dump_fr_trace_json(backend='nccl2')"
@@ -123,45 +131,74 @@ def _groups(config: Any) -> dict[str, _FlightGroup]:
     return found
 
 
-def _is_finished(entry: _FlightEntry) -> bool:
-    """Whether a call has ended; of PyTorch's own engine, which does not follow its calls, as if it had.
+@dataclass(frozen=True, slots=True)
+class _Recorder:
+    """What a recorder says of calls by engine: those whose ends it was told, those whose starts."""
 
-    One that the recorder no longer follows ("retired") has ended, unless it was left started.
-    """
-    if entry.state in (None, "completed") or str(entry.profiling_name).startswith(_OWN_ENGINE):
-        return True
-    return entry.state == "scheduled" and entry.retired is True
+    tells_ends: frozenset[str]
+    tells_starts: frozenset[str]
+
+    @classmethod
+    def of(cls, entries: Sequence[_FlightEntry]) -> "_Recorder":
+        completed = {_engine_and_op(entry)[0] for entry in entries if entry.state == "completed"}
+        # Without TORCH_NCCL_ENABLE_TIMING nothing is known of starts, and a running call reads "scheduled".
+        timed = any(
+            entry.state == "started" or to_int(entry.time_discovered_started_ns) > 0
+            for entry in entries
+            if _engine_and_op(entry)[0] == _FOLLOWING_ENGINE
+        )
+        return cls(
+            tells_ends=frozenset(completed | {_FOLLOWING_ENGINE}),
+            tells_starts=frozenset({_FOLLOWING_ENGINE} if timed else ()),
+        )
+
+    def state(self, entry: _FlightEntry) -> tuple[bool | None, bool, bool]:
+        """`is_started`, `is_finished` and `is_followed` of a call."""
+        engine = _engine_and_op(entry)[0]
+        if entry.state in (None, "completed"):
+            return True, True, True
+        if (entry.state == "scheduled" and entry.retired is True) or engine not in self.tells_ends:
+            return None, True, False
+        return entry.state != "scheduled" if engine in self.tells_starts else None, False, True
 
 
-def _flight_call(entry: _FlightEntry, groups: dict[str, _FlightGroup]) -> CommCall | None:
-    words = str(entry.profiling_name)
+def _engine_and_op(entry: _FlightEntry) -> tuple[str, str]:
+    """`("nccl2", "all_reduce")`; the engine is empty where the name has none."""
+    engine, _, op = str(entry.profiling_name).rpartition(":")
+    return engine, op
+
+
+def _flight_call(entry: _FlightEntry, groups: dict[str, _FlightGroup], recorder: _Recorder) -> CommCall:
+    engine, words = _engine_and_op(entry)
     kind = kind_of(words)
     owner = entry.process_group if type(entry.process_group) is list else [entry.process_group]
     name = str(owner[0]) if owner else ""
     group = groups.get(name, _FlightGroup())
     description = str(owner[1]) if len(owner) > 1 else str(group.desc)
     started, ended = to_int(entry.time_discovered_started_ns), to_int(entry.time_discovered_completed_ns)
-    duration_ns = max(0, ended - started) if started > 0 and ended > 0 else 0
+    duration_ns = max(0, ended - started) if started > 0 and ended > 0 and engine not in _OWN_ENGINES else 0
     if isinstance(entry.duration_ms, float | int) and 0 <= entry.duration_ms * 1_000_000 < MAX_NS:
         duration_ns = round(entry.duration_ms * 1_000_000)
     ranks = to_ranks(group.ranks)
     sequence = to_int(entry.collective_seq_id)
     inputs = _tensor_bytes(entry.input_sizes, entry.input_dtypes)
     outputs = _tensor_bytes(entry.output_sizes, entry.output_dtypes)
+    is_started, is_finished, is_followed = recorder.state(entry)
     return CommCall(
         event=UNKNOWN,
         op=op_of(words),
         kind=kind,
         communicator=description if description not in ("", "undefined") else f"pg {name}",
-        reach=KnobReach.NONE if words.startswith(GLOO_PREFIX) else reach_of_kind(kind),
+        reach=KnobReach.NONE if f"{engine}:" == GLOO_PREFIX else reach_of_kind(kind),
         duration_ns=duration_ns,
         ranks=ranks,
         num_ranks=len(ranks),
         num_bytes=whole_bytes(kind, inputs, outputs, len(ranks)),
         dtype=str(entry.input_dtypes[0]) if type(entry.input_dtypes) is list and entry.input_dtypes else "",
         sequence=sequence if sequence >= 0 else None,
-        is_finished=_is_finished(entry),
-        is_started=entry.state != "scheduled",
+        is_started=is_started,
+        is_finished=is_finished,
+        is_followed=is_followed,
     )
 
 
@@ -176,7 +213,8 @@ def read_flight_recorder(stream: ByteStream, prefix: bytes) -> tuple[GpuTrace, .
         raise TraceError(f"{stream.name}: refused, a flight recorder dump of more than {format_bytes(_MAX_FLIGHT)}")
     flight = _from_pickle(data, stream.name) if data.startswith(PICKLE_MAGIC) else _from_json(data, stream.name)
     groups = _groups(flight.pg_config)
-    calls = tuple(call for call in (_flight_call(entry, groups) for entry in flight.entries) if call is not None)
+    recorder = _Recorder.of(flight.entries)
+    calls = tuple(_flight_call(entry, groups, recorder) for entry in flight.entries)
     if not calls:
         raise TraceError(f"{stream.name}: a flight recorder dump without entries. {_WHERE_ENTRIES_ARE}")
     rank = to_int(flight.rank)
@@ -184,8 +222,14 @@ def read_flight_recorder(stream: ByteStream, prefix: bytes) -> tuple[GpuTrace, .
     if rank < 0 and named is not None and len(named[1]) < 8:
         rank = int(named[1])
     warnings = [NO_TIMELINE]
+    num_unseen = sum(not call.is_followed for call in calls)
+    if num_unseen:
+        warnings.append(
+            f"of {num_unseen} of {len(calls)} calls the recorder does not know whether they ended: where a job hangs "
+            "shows only in what ranks called differently or never"
+        )
     if not any(call.duration_ns for call in calls) and any(call.is_finished for call in calls):
-        is_own = any(str(entry.profiling_name).startswith(_OWN_ENGINE) for entry in flight.entries)
+        is_own = any(_engine_and_op(entry)[0] in _OWN_ENGINES for entry in flight.entries)
         how = "PyTorch 2.15's own engine records none, TORCH_DIST_USE_NCCL2=0 with TORCH_NCCL_ENABLE_TIMING=1 does"
         warnings.append(
             f"no collective has a duration; {how if is_own else 'set TORCH_NCCL_ENABLE_TIMING=1 to record them'}"

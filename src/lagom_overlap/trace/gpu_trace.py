@@ -28,6 +28,10 @@ NO_TIME: Final = int(np.iinfo(np.int64).min)
 """In a column of times: the trace does not say."""
 UNKNOWN: Final = -1
 """In a column of numbers: the trace does not say."""
+SLOW_LAUNCH_NS: Final = 100_000
+"""A launch takes 5 to 10 us, under a profiler 20."""
+SLOW_COLLECTIVE_NS: Final = 1_000_000
+"""What PyTorch does around the launch of a collective takes tens of microseconds."""
 
 
 def seconds(length_ns: float) -> float:
@@ -135,7 +139,8 @@ class CommCall:
     `CollectiveKind` where there is one. `num_bytes` is the whole tensor, as `Collective.num_bytes` means it. A number
     that the trace does not say is 0; `sequence` None. `ranks` is empty where unknown. `algorithm` and `protocol` are
     NCCL's words where the file has them. A call that is not `is_finished` is in no sum: its
-    duration is not known.
+    duration is not known. Of one that is not `is_followed` nobody saw the end: it counts as finished unless another
+    rank never called it. `is_started` is None where the recorder does not tell.
     """
 
     event: int
@@ -153,8 +158,9 @@ class CommCall:
     sequence: int | None = None
     algorithm: str = ""
     protocol: str = ""
-    is_started: bool = True
+    is_started: bool | None = True
     is_finished: bool = True
+    is_followed: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +186,20 @@ class MarkedEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SlowLaunch:
+    """A call on the CPU that launches a kernel, a graph or a collective, and took `SLOW_LAUNCH_NS` or longer.
+
+    `correlation` is `UNKNOWN` for the whole call of a collective (`is_collective`), in which other launches may lie.
+    """
+
+    name: str
+    start_ns: int
+    end_ns: int
+    correlation: int = UNKNOWN
+    is_collective: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StreamWait:
     """Stream `stream` waits for what `waited_for` had been given up to correlation `recorded`.
 
@@ -202,7 +222,8 @@ class GpuTrace:
     pass and the optimizer on the CPU. `lost_launch_ns` are the times of launches whose kernels are not in the trace,
     `gpu_step_ns` where steps begin that are marked on the GPU's timeline. `frameworks` are words found in the CPU
     events that say which framework made them (`"FSDP"`, `"DDP"`), and `"ProcessGroupNCCL"` where that engine annotated
-    its collectives: PyTorch 2.15's own one does not. `format` names the file format in words.
+    its collectives: PyTorch 2.15's own one does not. `slow_launches` are calls of the CPU that took much longer than a
+    launch does. `format` names the file format in words.
     """
 
     file: str
@@ -223,6 +244,7 @@ class GpuTrace:
     waits: tuple[StreamWait, ...] = ()
     lost_launch_ns: tuple[int, ...] = ()
     gpu_step_ns: tuple[int, ...] = ()
+    slow_launches: tuple[SlowLaunch, ...] = ()
     warnings: tuple[str, ...] = ()
 
 

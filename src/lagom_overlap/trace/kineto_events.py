@@ -31,12 +31,15 @@ from lagom_overlap.trace.event_columns import (
 from lagom_overlap.trace.fields import MAX_GRID, to_int, to_ns, to_triple
 from lagom_overlap.trace.gpu_trace import (
     ROLE_CODES,
+    SLOW_COLLECTIVE_NS,
+    SLOW_LAUNCH_NS,
     UNKNOWN,
     EventRole,
     Floats,
     Int64,
     MarkedEvent,
     ProfilerStep,
+    SlowLaunch,
     StreamWait,
 )
 from lagom_overlap.trace.names import NCCL_PREFIXES, is_communication
@@ -84,7 +87,9 @@ _PHASE_OF: Final = {
 _PHASES: Final = tuple(_PHASE_OF)
 _SAME_PASS_NS: Final = 200_000
 """Autograd evaluates one node this soon after another: what the CPU does in between belongs to the backward pass."""
-_TELLING: Final = (*NCCL_PREFIXES, "record_param_comms", _STEP_NAME, "FSDP::", "DistributedDataParallel", *_PHASES)
+_COLLECTIVE_CALL: Final = "record_param_comms"
+_SLOW_US: Final = SLOW_LAUNCH_NS / 1000
+_TELLING: Final = (*NCCL_PREFIXES, _COLLECTIVE_CALL, _STEP_NAME, "FSDP::", "DistributedDataParallel", *_PHASES)
 _STEP: Final = re.compile(r"ProfilerStep\s?#\s?(\d+)")
 _LAUNCHES_KERNEL: Final = re.compile(r"launch\w*kernel|kernel\w*launch", re.IGNORECASE)
 """Calls that put one kernel on a stream; graphs, host functions and copies have other names."""
@@ -156,6 +161,7 @@ class KinetoEvents:
     launches: "array[int]" = field(default_factory=lambda: array("q"))
     kernel_launches: "array[int]" = field(default_factory=lambda: array("q"))
     launches_kernel: dict[str, bool] = field(default_factory=dict)
+    slow_launches: list[SlowLaunch] = field(default_factory=list)
     gpu_step_ns: list[int] = field(default_factory=list)
     phase_spans: list[tuple[Phase, int, int]] = field(default_factory=list)
     shape_external: "array[int]" = field(default_factory=lambda: array("q"))
@@ -204,9 +210,7 @@ class KinetoEvents:
             for launch in launches
             if launch.args is not None and launch.args.correlation > 0 and self._launches_kernel(launch.name)
         )
-        for mark in others:
-            if mark.name.startswith(_STEP_NAME):
-                self._take_gpu_step(mark)
+        self._take_others(launches, others)
         for event in telling:
             self._take_telling(event, event.name)
         self._take_shapes(cpu)
@@ -372,6 +376,46 @@ class KinetoEvents:
             self.launches.extend((correlation, start_ns, self._thread(event)))
             if self._launches_kernel(event.name):
                 self.kernel_launches.append(correlation)
+            self._take_slow(event, correlation)
+
+    def _take_others(self, launches: Sequence[LaunchEvent], others: Sequence[OtherEvent]) -> None:
+        """The slow ones of some launches, and the steps among other events."""
+        for launch in launches:
+            if launch.dur >= _SLOW_US and launch.args is not None:
+                self._take_slow(launch, launch.args.correlation)
+        for mark in others:
+            if mark.name.startswith(_STEP_NAME):
+                self._take_gpu_step(mark)
+
+    def _take_slow(self, event: TraceEvent | LaunchEvent, correlation: int) -> None:
+        """A launch that took longer than launches do; copies wait for pageable memory as they should."""
+        start_ns, length_ns = to_ns(event.ts), to_ns(event.dur)
+        if type(event.name) is not str or start_ns is None or length_ns is None or correlation <= 0:
+            return
+        if SLOW_LAUNCH_NS <= length_ns <= MAX_EVENT_NS and "launch" in event.name.lower():
+            self.slow_launches.append(
+                SlowLaunch(
+                    name=event.name[:MAX_NAME],
+                    start_ns=start_ns,
+                    end_ns=start_ns + length_ns,
+                    correlation=correlation,
+                )
+            )
+
+    def slow_calls(self) -> tuple[SlowLaunch, ...]:
+        """The launches, and the calls of collectives, that took much longer than they do."""
+        collectives = [
+            SlowLaunch(
+                name=op.args.collective_name if type(op.args.collective_name) is str else op.name,
+                start_ns=op.start_ns,
+                end_ns=op.end_ns,
+                is_collective=True,
+            )
+            for ops in self.comm_ops.values()
+            for op in ops
+            if op.name == _COLLECTIVE_CALL and SLOW_COLLECTIVE_NS <= op.end_ns - op.start_ns <= MAX_EVENT_NS
+        ]
+        return tuple(sorted((*self.slow_launches, *collectives), key=lambda call: (call.start_ns, -call.end_ns)))
 
     def _take_sync(self, event: TraceEvent | SyncEvent, args: Args | SyncArgs) -> None:
         """A wait of a stream for an event that another one recorded; events of no stream are left out."""
@@ -411,7 +455,7 @@ class KinetoEvents:
 
     def _take_telling(self, event: TraceEvent | CpuEvent, name: str) -> None:
         """A CPU event whose name says what it is; almost none does, so the others are passed over at once."""
-        if name.startswith((*NCCL_PREFIXES, "record_param_comms")):
+        if name.startswith((*NCCL_PREFIXES, _COLLECTIVE_CALL)):
             self._take_comm_op(event, name)
             if name.startswith(NCCL_PREFIXES[0]):
                 self.frameworks.add("ProcessGroupNCCL")

@@ -221,6 +221,7 @@ def read_kineto(
     steps = tuple(sorted(builder.steps.values(), key=lambda step: step.start_ns))
     lost_ns, num_launches = _lost_launches(builder)
     version = info.get("nccl_version")
+    slow_launches = builder.slow_calls()
     found = []
     for device in devices:
         built, added = builder.columns.build(launch, shape, device=device if len(devices) > 1 else None)
@@ -251,6 +252,7 @@ def read_kineto(
                 phases=builder.phases(),
                 lost_launch_ns=lost_ns,
                 gpu_step_ns=tuple(builder.gpu_step_ns),
+                slow_launches=slow_launches,
                 warnings=(*warnings, *more),
             )
         )

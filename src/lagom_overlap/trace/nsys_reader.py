@@ -26,12 +26,15 @@ from lagom_overlap.trace.gpu_trace import (
     NO_TIME,
     RANK_IN_NAME,
     ROLE_CODES,
+    SLOW_COLLECTIVE_NS,
+    SLOW_LAUNCH_NS,
     UNKNOWN,
     CommCall,
     EventRole,
     GpuEvents,
     GpuTrace,
     ProfilerStep,
+    SlowLaunch,
     short_name,
 )
 from lagom_overlap.trace.names import function_name, is_communication, kind_of, op_of, reach_of
@@ -120,6 +123,7 @@ class _Reader:
         self._codes: dict[str, int] = {}
         self.columns: dict[int, EventColumns] = {}
         self.dropped = 0
+        self.slow_launches: dict[int, list[SlowLaunch]] = {}
 
     def _role(self, name: str, memory_op: int) -> int:
         if name not in self._codes:
@@ -174,14 +178,33 @@ class _Reader:
     def calls(self) -> dict[int, tuple[list[int], list[int], dict[int, int]]]:
         """(correlations, starts, thread by correlation) of the CPU's calls by process."""
         found: dict[int, tuple[list[int], list[int], dict[int, int]]] = {}
-        for start, correlation, thread in self._database.rows(_CALLS, ("start", "correlationId", "globalTid")):
+        columns = ("start", "end", "correlationId", "globalTid", "nameId")
+        for start, end, correlation, thread, name in self._database.rows(_CALLS, columns):
             began, number = _number(start, -MAX_NS), _number(correlation)
             if began > -MAX_NS and number > 0:
-                held = found.setdefault(_number(thread, 0) >> _PROCESS_SHIFT, ([], [], {}))
+                process = _number(thread, 0) >> _PROCESS_SHIFT
+                held = found.setdefault(process, ([], [], {}))
+                words, interval = self._texts.get(name, ""), _interval(start, end)
+                if "launch" in words.lower():
+                    self._take_slow(process, words, interval, SLOW_LAUNCH_NS, number)
                 held[0].append(number)
                 held[1].append(began)
                 held[2].setdefault(number, _number(thread, 0))
         return found
+
+    def _take_slow(
+        self, process: int, name: str, interval: tuple[int, int] | None, least_ns: int, correlation: int = UNKNOWN
+    ) -> None:
+        if interval is not None and least_ns <= interval[1] - interval[0] <= MAX_EVENT_NS:
+            self.slow_launches.setdefault(process, []).append(
+                SlowLaunch(
+                    name=name,
+                    start_ns=interval[0],
+                    end_ns=interval[1],
+                    correlation=correlation,
+                    is_collective=correlation == UNKNOWN,
+                )
+            )
 
     def ranges(self) -> tuple[dict[int, tuple[ProfilerStep, ...]], NcclRanges]:
         """The steps that NVTX ranges name, by process, and NCCL's own ranges."""
@@ -202,6 +225,7 @@ class _Reader:
             elif words.startswith(_NCCL):
                 fields = json if type(json) is str else self._texts.get(json_id)
                 nccl.take(_number(thread, 0), process, interval, words, (fields, payload))
+                self._take_slow(process, words, interval, SLOW_COLLECTIVE_NS)
         nccl.sort()
         steps = {
             process: tuple(sorted(held.values(), key=lambda step: step.start_ns)) for process, held in found.items()
@@ -316,6 +340,9 @@ def read_nsys(path: Path, pattern: re.Pattern[str] | None = None, *, as_recorded
                     steps=steps.get(process, ()),
                     gpu_name=gpu_name,
                     num_sms=num_sms,
+                    slow_launches=tuple(
+                        sorted(reader.slow_launches.get(process, ()), key=lambda call: (call.start_ns, -call.end_ns))
+                    ),
                     warnings=tuple(warnings),
                 )
             )

@@ -11,8 +11,16 @@ from typing import Final
 
 import msgspec
 
-from lagom_overlap.collective import CommConfig, CommunicatorId, ConfigKey, ConfigTable, LaunchConfig, one_launch
-from lagom_overlap.collective.sites import NO_CYCLES, Cycles, cycles_of
+from lagom_overlap.collective import (
+    CollectiveKind,
+    CommConfig,
+    CommunicatorId,
+    ConfigKey,
+    ConfigTable,
+    LaunchConfig,
+    one_launch,
+)
+from lagom_overlap.collective.sites import NO_CYCLES, Cycles, cycles_of, keys_of
 from lagom_overlap.errors import BundleError, JobError, LagomError
 from lagom_overlap.export.deployment import Deployment, Exported, site_words, within_maps
 from lagom_overlap.export.env_file import env_file
@@ -33,7 +41,7 @@ from lagom_overlap.record import make_folder, read_regular, write_private
 from lagom_overlap.results.export import ExportedFile, ExportResult
 from lagom_overlap.toml_tables import parse_toml
 from lagom_overlap.tuners.problem import GroupProblem
-from lagom_overlap.verbs.from_trace import TracedCall, TracedSite
+from lagom_overlap.verbs.from_trace import TracedCall, TracedCycle, TracedSite
 from lagom_overlap.verbs.given import given
 from lagom_overlap.verbs.own_trace import is_own_run, read_own_run
 from lagom_overlap.workload import CommOp
@@ -207,24 +215,23 @@ class _Traced(msgspec.Struct, frozen=True):
 
     calls: tuple[TracedCall, ...]
     sites: tuple[TracedSite, ...]
+    cycles: tuple[TracedCycle, ...] = ()
 
-    @property
-    def alike(self) -> Counter[int]:
-        """How many communicators there are by their number of ranks."""
-        return Counter(num_ranks for _, num_ranks in {(call.communicator, call.num_ranks) for call in self.calls})
-
-
-def _traced_site(call: TracedCall) -> CallSite:
-    communicator = CommunicatorId(description=call.communicator, ranks=tuple(range(call.num_ranks)))
-    return communicator, call.kind, call.num_bytes
+    def communicators(self) -> dict[str, CommunicatorId]:
+        """The trace's communicators by name; those of equal ranks in any order, as all get the same."""
+        return {
+            f"{call.communicator}/{call.num_ranks}": CommunicatorId(
+                description=call.communicator, ranks=tuple(range(call.num_ranks))
+            )
+            for call in self.calls
+        }
 
 
 def _of_trace(run: Path, record: object) -> ExportSource:
-    """What was predicted from a trace, by what the plug-in can tell at run time: ranks, kind and bytes.
+    """What was predicted from a trace, by what the plug-in can tell at run time: ranks, kind, bytes, place in the step.
 
-    A trace has neither the order in which communicators were created nor the place of a call among equal ones in a step
-    of the job, so a row holds for all calls of a communicator's kind and size. Where these were to be set differently,
-    or another communicator has as many ranks, nothing is set, and the notes say so.
+    A collective without places stands for all calls of its kind and size; where another communicator has as many ranks,
+    for those of all of them, because a trace does not tell the order in which communicators were created.
 
     Raises:
         BundleError: if the record or configs.toml is damaged.
@@ -236,37 +243,58 @@ def _of_trace(run: Path, record: object) -> ExportSource:
         raise JobError(f"{str(run)!r} was predicted from a run of lagom tune: export that run") from None
     configs = _configs(run / "configs.toml")
     notes = [] if configs.adopted else ["no gain beyond the model's own error was predicted: nothing is set"]
-    alike = traced.alike
-    found: dict[CallSite, dict[CommConfig, int]] = defaultdict(lambda: defaultdict(int))
+    named = traced.communicators()
+    wanted: dict[tuple[int, CollectiveKind, int], dict[tuple[int, ...], set[CommConfig]]] = defaultdict(dict)
     for site in traced.sites:
-        found[_traced_site(site.call)][_config(configs, site.group, site.comm)] += 1
-    rows: dict[CallSite, CommConfig] = {}
-    for where, wanted in found.items():
-        if all(config.is_untouched for config in wanted):
-            continue
-        num_ranks = len(where[0].ranks)
-        if alike[num_ranks] > 1:
-            notes.append(
-                f"{site_words(where)}: the trace has {alike[num_ranks]} communicators of {num_ranks} ranks and not "
-                "the order in which they were created, by which a running job tells them apart; left out"
-            )
-        elif len(wanted) > 1:
-            notes.append(
-                f"{site_words(where)}: its {sum(wanted.values())} calls were to be set differently, and the trace does "
-                "not say which is which in a running job; left out"
-            )
-        else:
-            rows[where] = next(iter(wanted))
-            if (count := sum(wanted.values())) > 1:
-                notes.append(f"{site_words(where)}: its {count} places in a step share one setting")
-    table = ConfigTable(_keyed({where: {0: config} for where, config in rows.items()}))
-    calls = list(map(_traced_site, traced.calls))
+        key = site.call.num_ranks, site.call.kind, site.call.num_bytes
+        wanted[key].setdefault(site.places, set()).add(_config(configs, site.group, site.comm))
+    rows: dict[ConfigKey, CommConfig] = {}
+    calls: dict[CallSite, int] = {}
+    cycles = {
+        named[f"{cycle.communicator}/{cycle.num_ranks}"]: keys_of(
+            named[f"{cycle.communicator}/{cycle.num_ranks}"], cycle.calls
+        )
+        for cycle in traced.cycles
+        if f"{cycle.communicator}/{cycle.num_ranks}" in named
+    }
+    for call in traced.calls:
+        where = (named[f"{call.communicator}/{call.num_ranks}"], call.kind, call.num_bytes)
+        # Without a place a row holds for whichever call: of a followed communicator, at all its places in the cycle.
+        every = [key.occurrence for key in cycles.get(where[0], ()) if (key.kind, key.num_bytes) == where[1:]] or [0]
+        calls[where] = len(every)
+        for places, settings in wanted.get((call.num_ranks, call.kind, call.num_bytes), {}).items():
+            # Where a shared setting is what a group ran already, configs.toml leaves that group untouched.
+            for setting in {setting for setting in settings if not setting.is_untouched}:
+                rows |= {_key(where, place): setting for place in (places or every)}
+                notes.append(f"{site_words(where)}: {_which(places, len(every))}")
+    alike = Counter(len(name.ranks) for name in named.values())
+    shared = [num_ranks for num_ranks in {len(key.communicator.ranks) for key in rows} if alike[num_ranks] > 1]
+    notes += [
+        f"the settings of {num_ranks} ranks go to the first {alike[num_ranks]} communicators of as many ranks that the "
+        "job creates: the trace does not tell which is which"
+        for num_ranks in sorted(shared)
+    ]
     deployment = Deployment(
-        table=table,
-        communicators=tuple(ProcessCommunicator(name) for name in dict.fromkeys(where[0] for where in calls)),
-        calls_per_step=dict.fromkeys(calls, 1),
+        table=ConfigTable(rows, cycles=cycles),
+        communicators=tuple(ProcessCommunicator(name) for name in named.values()),
+        calls_per_step=calls,
     )
     return ExportSource(deployment, tuple(notes))
+
+
+def _key(site: CallSite, occurrence: int) -> ConfigKey:
+    communicator, kind, num_bytes = site
+    return ConfigKey(communicator=communicator, kind=kind, num_bytes=num_bytes, occurrence=occurrence)
+
+
+def _which(places: tuple[int, ...], num_calls: int) -> str:
+    """Which calls of a step a setting is for."""
+    if not places:
+        return "all calls of a step share one setting"
+    if len(places) == num_calls:
+        return f"each of its {num_calls} calls of a step has the setting" if num_calls > 1 else "its call of a step"
+    numbers = ", ".join(str(place + 1) for place in places)
+    return f"call{'s' if len(places) > 1 else ''} {numbers} of {num_calls} in a step"
 
 
 def _order_notes(ordered: Iterable[CommunicatorId]) -> Iterator[str]:

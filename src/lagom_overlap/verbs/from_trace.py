@@ -6,7 +6,8 @@ trace does not determine is named in the notes.
 """
 
 import re
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp
 from pathlib import Path
@@ -17,7 +18,7 @@ import msgspec
 from lagom_overlap.analysis.findings import Findings, analyse
 from lagom_overlap.analysis.groups import overlap_groups
 from lagom_overlap.analysis.trace_fit import TraceFit, default_of, fit_trace
-from lagom_overlap.analysis.trace_gpu import cluster_of_trace
+from lagom_overlap.analysis.trace_gpu import cluster_of_trace, nearest_cluster
 from lagom_overlap.analysis.traced_job import TracedGroup, TracedJob, traced_job
 from lagom_overlap.backends.traced import TracedBackend, TracedDefault
 from lagom_overlap.collective import CollectiveKind
@@ -29,8 +30,9 @@ from lagom_overlap.jobfile.job import Job, PredictedJob
 from lagom_overlap.jobfile.spec import JobSpec, JobTable, TuneTable
 from lagom_overlap.nccl_plugin.support import NcclVersion
 from lagom_overlap.results.tune import FitErrors
-from lagom_overlap.trace.gpu_trace import NS_PER_S
+from lagom_overlap.trace.gpu_trace import NS_PER_S, KnobReach
 from lagom_overlap.trace.reader import read_traces
+from lagom_overlap.tuners.tied import Tie
 from lagom_overlap.units import format_bytes, format_percent, format_seconds
 
 ASSUMED_NCCL: Final[NcclVersion] = (2, 28, 9)
@@ -56,7 +58,7 @@ class TracedCall(msgspec.Struct, frozen=True, kw_only=True):
     """A collective of the trace, named as the plug-in can tell it at run time: by ranks, kind and bytes.
 
     `communicator` is the trace's name for it; of equal ranks the plug-in goes by the order of creation, which no trace
-    has.
+    has. So communicators of equal ranks share their settings.
     """
 
     communicator: str
@@ -66,11 +68,20 @@ class TracedCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TracedSite(msgspec.Struct, frozen=True, kw_only=True):
-    """Which of the trace's collectives one of a group is."""
+    """Which of the trace's collectives one of a group is, and its places in the step; empty: all calls of its kind."""
 
     group: str
     comm: str
     call: TracedCall
+    places: tuple[int, ...] = ()
+
+
+class TracedCycle(msgspec.Struct, frozen=True, kw_only=True):
+    """The calls of 1 MiB and more of a step on a communicator: kind and bytes, in the order of issue."""
+
+    communicator: str
+    num_ranks: int
+    calls: tuple[tuple[CollectiveKind, int], ...]
 
 
 class FromTraceRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +97,7 @@ class FromTraceRecord(msgspec.Struct, frozen=True, kw_only=True):
     groups: list[TracedGroupRow]
     calls: list[TracedCall]
     sites: list[TracedSite]
+    cycles: list[TracedCycle]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,18 +117,31 @@ def _spec_of(request: FromTraceRequest) -> JobSpec:
     return msgspec.structs.replace(request.spec, model=None, parallel=None, group=[])
 
 
-def _cluster(job: Job, findings: Findings) -> Cluster:
-    """The job's cluster, or the preset of the trace's GPU; with as many nodes as the collectives' ranks need."""
+def _cluster(job: Job, findings: Findings) -> tuple[Cluster, tuple[str, ...]]:
+    """The job's cluster, the preset of the trace's GPU, or the nearest with a sentence that says so.
+
+    With as many nodes as the collectives' ranks need.
+    """
     named = job.cluster
     cluster = named or next((c for rank in findings.ranks if (c := cluster_of_trace(rank.trace)) is not None), None)
+    most = max((row.key.num_ranks for row in findings.rows), default=1)
+    notes: tuple[str, ...] = ()
     if cluster is None:
         gpu = next((rank.trace.gpu_name for rank in findings.ranks if rank.trace.gpu_name), "not named")
-        raise JobError(
-            f"no preset has the trace's GPU ({gpu}): give a job file with [cluster] preset = ... with --from-trace"
+        cluster = next((c for rank in findings.ranks if (c := nearest_cluster(rank.trace, most)) is not None), None)
+        if cluster is None:
+            raise JobError(
+                f"no preset has the trace's GPU ({gpu}) or one like it: give a job file with [cluster] preset = ... "
+                "with --from-trace, or gpu = a file that states num_sms and hbm_bytes_per_s"
+            )
+        notes = (
+            f"No preset has the trace's GPU ({gpu}): the nearest by its SMs, {cluster.name}, stands in with "
+            f"{cluster.gpu.num_sms} SMs. The wire is fitted to the trace; memory bandwidth "
+            f"({cluster.gpu.hbm_bytes_per_s / 1e12:.2f} TB/s) and cache are the preset's. To state your own: [cluster] "
+            "gpu = a file with num_sms and hbm_bytes_per_s.",
         )
-    most = max((row.key.num_ranks for row in findings.rows), default=1)
     needed = max(1, -(-most // cluster.gpus_per_node))
-    return cluster if named is not None else replace(cluster, num_nodes=max(needed, cluster.num_nodes))
+    return cluster if named is not None else replace(cluster, num_nodes=max(needed, cluster.num_nodes)), notes
 
 
 def _defaults(traced: Sequence[TracedGroup], model: ContentionModel) -> dict[str, TracedDefault]:
@@ -224,8 +249,64 @@ def _calls(findings: Findings) -> list[TracedCall]:
     return sorted(found, key=lambda call: (call.communicator, call.num_ranks, call.kind, call.num_bytes))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sites:
+    """Where the collectives of the groups are in a running job.
+
+    `places` has those of each collective that a running job tells from all others of its kind; `ties` the collectives
+    that it cannot tell apart. `notes` are for people.
+    """
+
+    cycles: tuple[TracedCycle, ...]
+    places: Mapping[tuple[str, int], tuple[int, ...]]
+    ties: tuple[Tie, ...]
+    notes: tuple[str, ...]
+
+
+def _sites(traced: Sequence[TracedGroup], findings: Findings) -> _Sites:
+    """Tells the collectives of groups apart by communicator, kind, bytes and place in the step, as far as it goes.
+
+    A trace does not say in which order communicators were created, so those of equal ranks are one to a running job.
+    """
+    named = {(row.key.communicator, row.key.num_ranks) for row in findings.rows if row.kind is not None}
+    alike = Counter(num_ranks for _, num_ranks in named)
+    found: dict[tuple[int, CollectiveKind, int], list[tuple[str, int, tuple[int, ...], str]]] = defaultdict(list)
+    for held in traced:
+        for at, (op, comm) in enumerate(zip(held.group.comms, held.source.comms, strict=True)):
+            if held.reaches[at] is not KnobReach.NONE:
+                asked = op.collective.num_ranks, op.collective.kind, op.collective.num_bytes
+                found[asked].append((held.group.name, at, comm.places, op.communicator))
+    places: dict[tuple[str, int], tuple[int, ...]] = {}
+    ties: list[Tie] = []
+    notes: list[str] = []
+    for (num_ranks, kind, num_bytes), calls in found.items():
+        every = [place for _, _, held, _ in calls for place in held]
+        if alike[num_ranks] == 1 and all(held for _, _, held, _ in calls) and len(set(every)) == len(every):
+            places |= {(group, at): held for group, at, held, _ in calls}
+            continue
+        if len(calls) == 1:
+            continue
+        ties.append(tuple((group, at) for group, at, _, _ in calls))
+        which = ", ".join(dict.fromkeys(name for _, _, _, name in calls))
+        why = (
+            f"the trace has {alike[num_ranks]} communicators of {num_ranks} ranks and not their order of creation"
+            if alike[num_ranks] > 1
+            else "their places in the step cannot be told from the trace"
+        )
+        notes.append(
+            f"{kind} of {format_bytes(num_bytes)} on {which}: {len(calls)} collectives of the groups share one "
+            f"setting, as {why}."
+        )
+    cycles = tuple(
+        TracedCycle(communicator=name, num_ranks=num_ranks, calls=calls)
+        for (name, num_ranks), calls in findings.places.cycles.items()
+        if alike[num_ranks] == 1
+    )
+    return _Sites(cycles=cycles, places=places, ties=tuple(ties), notes=tuple(notes))
+
+
 def _record(
-    request: FromTraceRequest, job: TracedJob, fit: TraceFit, errors: FitErrors, findings: Findings
+    request: FromTraceRequest, job: TracedJob, fit: TraceFit, *, errors: FitErrors, findings: Findings, sites: _Sites
 ) -> FromTraceRecord:
     ratios = [exp(left) for left in fit.log_residuals]
     return FromTraceRecord(
@@ -246,10 +327,13 @@ def _record(
                     kind=op.collective.kind,
                     num_bytes=op.collective.num_bytes,
                 ),
+                places=sites.places.get((held.group.name, at), ()),
             )
             for held in job.groups
-            for op in held.group.comms
+            for at, op in enumerate(held.group.comms)
+            if held.reaches[at] is not KnobReach.NONE
         ],
+        cycles=list(sites.cycles),
         groups=[
             TracedGroupRow(
                 name=held.group.name,
@@ -274,8 +358,16 @@ def predicted_job(request: FromTraceRequest) -> PredictedJob:
         JobError: if no cluster is known, or it has fewer GPUs than the collectives have ranks.
     """
     job = Job(_spec_of(request))
-    findings = analyse(read_traces(request.traces))
-    model = job.price_on(_cluster(job, findings))
+    traces = read_traces(request.traces)
+    if not any(len(trace.events) and not trace.is_cpu for trace in traces):
+        what = "operators on the CPU" if any(trace.is_cpu for trace in traces) else "no timeline"
+        raise TraceError(
+            f"{traces[0].file}: {what}: the contention model is of GPUs, so nothing can be predicted from it; search "
+            "in the job itself: lagom run --online -- COMMAND"
+        )
+    findings = analyse(traces)
+    cluster, stands_in = _cluster(job, findings)
+    model = job.price_on(cluster)
     traced = traced_job(findings, overlap_groups(findings), model)
     if not traced.groups:
         why = f" ({traced.left_out[0]})" if traced.left_out else ""
@@ -289,6 +381,7 @@ def predicted_job(request: FromTraceRequest) -> PredictedJob:
     errors = _errors(seen, [other for _, other in halves], fit, _step_s(findings))
     _check_modelled(errors, seen)
     groups = tuple(held.group for held in traced.groups)
+    sites = _sites(traced.groups, findings)
     backend_request = replace(job.request_for(groups, seed=request.seed), cluster=fit.model.cluster)
     return PredictedJob(
         spec=job.spec,
@@ -296,14 +389,16 @@ def predicted_job(request: FromTraceRequest) -> PredictedJob:
         backend=TracedBackend(
             fit.model, backend_request, _defaults(traced.groups, fit.model), _nccl_of(findings) or ASSUMED_NCCL
         ),
-        caveats=_notes(traced, fit, findings, errors),
+        caveats=(*_notes(traced, fit, findings, errors), *stands_in, *sites.notes),
+        ties=sites.ties,
         fit_errors=errors,
         default_words="what the trace ran (simulated)",
         trace_record=_record(
             request,
             traced,
             fit,
-            errors,
-            findings,
+            errors=errors,
+            findings=findings,
+            sites=sites,
         ),
     )

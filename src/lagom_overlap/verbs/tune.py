@@ -99,7 +99,9 @@ def run_tune(request: TuneRequest, observe: Observer = ignore) -> TuneResult:
             request.tuner_name, problems, seed=seed, options=request.options, guarded=spec.tune.guard, warm=warm
         )
         max_measurements = search_measurements(spec.tune.budget.measurements, request.tuner_name)
-        study = Study(problems, tuner, seed=seed, num_pairs=spec.tune.pairs, max_measurements=max_measurements)
+        study = Study(
+            problems, job.tied(tuner, problems), seed=seed, num_pairs=spec.tune.pairs, max_measurements=max_measurements
+        )
         folder = RunFolder.create(request.out, spec.job.name)
         journal = Journal(folder.path / "measurements.jsonl", problems)
         journal.start(
