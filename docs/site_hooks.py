@@ -4,9 +4,11 @@ The page of the Python interface is made from the docstrings of the public names
 
 A relative link of a page is seen from the page's place in the repository. In the site it leads to another page, or to a
 copy of the file that it names: a program, a table, a job file. A link to a folder has no page and becomes plain text.
+Notebooks are pages, too.
 """
 
 import ast
+import json
 import re
 from pathlib import Path
 from posixpath import dirname, join, normpath, relpath
@@ -41,6 +43,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     outside = [ROOT / name for name in OUTSIDE] + sorted((ROOT / "benchmarks").rglob("*.md"))
     pages |= {path.relative_to(ROOT).as_posix() for path in outside}
     linked = {target for page in pages for target in _targets(page)}
+    for notebook in sorted((ROOT / "examples" / "notebooks").glob("*.ipynb")):
+        name = notebook.relative_to(ROOT).as_posix()
+        files.append(File.generated(config, _uri(name), content=_of_notebook(notebook)))
     for name in sorted(pages | {target for target in linked if (ROOT / target).is_file()}):
         if files.get_file_from_path(_uri(name)) is None:
             files.append(File.generated(config, _uri(name), abs_src_path=str(ROOT / name)))
@@ -50,7 +55,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, files: Files, **_: object) -> str:
     """The text of a page with its links as the site has them."""
-    if page.file.src_uri == API:
+    if page.file.src_uri == API or page.file.src_uri.startswith("notebooks/"):
         return markdown
     source = _source(page.file.src_uri)
 
@@ -86,6 +91,16 @@ def _api() -> str:
     return "\n".join(lines)
 
 
+def _of_notebook(path: Path) -> str:
+    """The cells of a notebook, one after another, and where it lies."""
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    shown = [
+        "".join(cell["source"]) if cell["cell_type"] == "markdown" else f"```python\n{''.join(cell['source'])}\n```"
+        for cell in cells
+    ]
+    return "\n\n".join([*shown, f"The notebook: `{path.relative_to(ROOT).as_posix()}`."])
+
+
 def _targets(page: str) -> list[str]:
     """What a page of the repository links to, as paths of the repository."""
     text = (ROOT / page).read_text(encoding="utf-8")
@@ -103,6 +118,8 @@ def _resolved(page: str, link: str) -> tuple[str | None, str]:
 
 def _uri(name: str) -> str:
     """Where the site has a file of the repository."""
+    if name.endswith(".ipynb"):
+        return f"notebooks/{Path(name).stem}.md"
     return "index.md" if name == HOME else name.removeprefix("docs/")
 
 

@@ -108,3 +108,16 @@ def test_what_a_page_shows_runs(page: Path, tmp_path: Path, monkeypatch: pytest.
         assert capsys.readouterr().out.strip(), words
         ran.append(words)
     assert [words for words in marked if words not in ran] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_scripts_and_make_targets_that_a_page_shows_are_there(page: Path):
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    wrong = [f"make {name}" for name in re.findall(r"(?:^|`)make ([a-z-]+)", text, re.MULTILINE) if name not in targets]
+    for script, rest in re.findall(r"\b((?:examples|benchmarks)/[\w/]+\.py)(?![:\w])([^`\n#]*)", text):
+        path = ROOT / script
+        source = path.read_text(encoding="utf-8") if path.is_file() else ""
+        wrong += [script] * (not source)
+        wrong += [f"{script} {flag}" for flag in re.findall(r"\s(--[a-z][\w-]*)", rest) if f'"{flag}"' not in source]
+    assert wrong == []

@@ -71,6 +71,7 @@ def test_every_page_is_in_the_site_s_navigation():
     """mkdocs would say so, too, but only where the site is built."""
     shown = set(re.findall(r": ([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
     made_by_its_hooks = {"index.md", "api.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"}
+    made_by_its_hooks |= {f"notebooks/{path.stem}.md" for path in (ROOT / "examples" / "notebooks").glob("*.ipynb")}
     pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
     assert shown - made_by_its_hooks == pages
 
