@@ -8,13 +8,14 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 HASHED := $(PIP) --no-deps --require-hashes
 COMPILED := torch.distributed.fsdp, torch.distributed.pipelining, torch._inductor, scipy.optimize, pandas, networkx
 
-.PHONY: help venv demo test types tests tests-with-ranks test-cuda check bench clean
+.PHONY: help venv demo test docs types tests tests-with-ranks test-cuda check bench clean
 
 help:
 	@echo "make demo   set up .venv, tune real collectives on this machine, say where the report is"
 	@echo "make test   set up .venv, run every check (all of CI)"
 	@echo "make test-cuda  a second environment with PyTorch's CUDA build (some GB, once): jobs on emulated GPUs, no GPU needed"
 	@echo "make check  the same without the slow tests"
+	@echo "make docs   the documentation as a site, in build/site; an environment of its own, once"
 	@echo "make bench  the benchmarks, figures to stdout"
 
 venv: $(STAMP)
@@ -49,6 +50,20 @@ test: venv
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(MAKE) --no-print-directory --jobs 3 types tests-with-ranks tests
+	$(MAKE) --no-print-directory docs
+
+# Strict: a link to what is not there, an anchor that no page has, a page that no menu shows end the build.
+DOCS_VENV := .venv-docs
+
+$(DOCS_VENV)/.installed: constraints-docs.txt
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement $<
+	@touch $@
+
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: $(DOCS_VENV)/.installed
+	$(DOCS_VENV)/bin/mkdocs build --strict
+	@echo "the documentation: $(CURDIR)/build/site/index.html"
 
 types: venv
 	$(BIN)/mypy
@@ -83,4 +98,4 @@ bench: venv
 	$(BIN)/python benchmarks/paired_tuners.py examples/overlaps/gloo_fsdp.toml
 
 clean:
-	rm -rf $(VENV) $(CUDA_VENV) build emulate/build .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(CUDA_VENV) $(DOCS_VENV) build emulate/build .mypy_cache .ruff_cache .import_linter_cache

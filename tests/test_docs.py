@@ -54,6 +54,28 @@ def test_every_module_that_a_page_names_exists(page: Path):
     assert missing == []
 
 
+def test_every_name_of_the_glossary_stands_in_the_file_it_names():
+    page = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(\w+)` (?:and `(\w+)` )?in `([\w/]+\.py)`", page)
+    assert len(named) >= 20
+    missing = [
+        f"{name} in {path}"
+        for *names, path in named
+        for name in filter(None, names)
+        if not re.search(rf"\b{name}\b", (PACKAGE / path).read_text(encoding="utf-8"))
+    ]
+    assert missing == []
+
+
+def test_every_page_is_in_the_site_s_navigation():
+    """mkdocs would say so, too, but only where the site is built."""
+    shown = set(re.findall(r": ([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
+    made_by_its_hooks = {"index.md", "api.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"}
+    made_by_its_hooks |= {f"notebooks/{path.stem}.md" for path in (ROOT / "examples" / "notebooks").glob("*.ipynb")}
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    assert shown - made_by_its_hooks == pages
+
+
 def _named_paths(text: str) -> list[str]:
     """Names with a slash in backticks that are Python files, or whose first part is a folder of ours."""
     folders = {path.name for path in [*PACKAGE.iterdir(), *ROOT.iterdir()] if path.is_dir()}

@@ -108,13 +108,13 @@ def test_calls_that_do_not_make_up_a_kernel_leave_the_step_untimed(tmp_path, siz
 
 
 def test_a_group_of_several_kinds_or_of_a_size_that_nobody_tells_is_not_timed(tmp_path):
-    """As docs/guides/online.md says."""
+    """As docs/guides/online_internals.md says."""
     timed = grouped(tmp_path, in_front=False)
     mixed = [gathers(MIB)[0], replace(gathers(8 * MIB)[0], kind=CollectiveKind.REDUCE_SCATTER)]
     assert not step_record(mixed, 300 * US, timed, MIB).is_timed
     unknown = [replace(call, num_bytes=0) for call in timed]
     assert not step_record(gathers(MIB, 8 * MIB), 300 * US, unknown, MIB).is_timed
-    words = Path(__file__).parents[2] / "docs" / "guides" / "online.md"
+    words = Path(__file__).parents[2] / "docs" / "guides" / "online_internals.md"
     assert "**Not timed** are steps with a group of several kinds" in words.read_text()
 
 
