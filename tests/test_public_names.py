@@ -15,6 +15,7 @@ import lagom_overlap
 from lagom_overlap.results.base import Result
 
 SIGNATURES = {
+    "load": "(run)",
     "load_job": "(path)",
     "tune": "(job=None, *, from_trace=None, tuner=None, backend=None, seed=None, warm_start=None, bundle=None, "
     "out=None)",
@@ -28,8 +29,8 @@ SIGNATURES = {
     "capture": "(target, *, num_ranks=None, rank=0, parallel=None, seq_len=None, micro_batch=None, out=None)",
 }
 RESULTS = (
-    "AnalyzeResult", "CaptureResult", "ComparePlannersResult", "CompareResult", "PlanResult", "SimulateCaptureResult",
-    "SimulateResult", "TuneResult",
+    "AnalyzeResult", "CaptureResult", "ComparePlannersResult", "CompareResult", "LayoutsResult", "PlanResult",
+    "ProofResult", "RunResult", "SimulateCaptureResult", "SimulateResult", "TuneResult",
 )  # fmt: skip
 NEED_TORCH = (
     "Fsdp2Settings", "PlanFile", "PlanPass", "PlannerDecision", "TrainingStep", "plan_compiled_graphs", "planned_step",

@@ -1,6 +1,7 @@
 from lagom_overlap.api import analyze as analyze
 from lagom_overlap.api import capture as capture
 from lagom_overlap.api import compare as compare
+from lagom_overlap.api import load as load
 from lagom_overlap.api import load_job as load_job
 from lagom_overlap.api import overlap_line as overlap_line
 from lagom_overlap.api import plan as plan
@@ -19,7 +20,10 @@ from lagom_overlap.results.analyze import AnalyzeResult as AnalyzeResult
 from lagom_overlap.results.capture import CaptureResult as CaptureResult
 from lagom_overlap.results.compare import CompareResult as CompareResult
 from lagom_overlap.results.compare_planners import ComparePlannersResult as ComparePlannersResult
+from lagom_overlap.results.layouts import LayoutsResult as LayoutsResult
 from lagom_overlap.results.plan import PlanResult as PlanResult
+from lagom_overlap.results.proof import ProofResult as ProofResult
+from lagom_overlap.results.run import RunResult as RunResult
 from lagom_overlap.results.simulate import SimulateCaptureResult as SimulateCaptureResult
 from lagom_overlap.results.simulate import SimulateResult as SimulateResult
 from lagom_overlap.results.tune import TuneResult as TuneResult
@@ -39,12 +43,15 @@ __all__ = [
     "Fsdp2Settings",
     "JobSpec",
     "LagomError",
+    "LayoutsResult",
     "OnlineOptions",
     "OnlineTuner",
     "PlanFile",
     "PlanPass",
     "PlanResult",
     "PlannerDecision",
+    "ProofResult",
+    "RunResult",
     "SettingsRun",
     "SimulateCaptureResult",
     "SimulateResult",
@@ -56,6 +63,7 @@ __all__ = [
     "capture",
     "compare",
     "installed_library",
+    "load",
     "load_job",
     "measure_fsdp2",
     "overlap_line",

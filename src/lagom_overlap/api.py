@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias, overload
 
 from lagom_overlap.jobfile.spec import JobSpec, read_job
 from lagom_overlap.results.analyze import AnalyzeResult
+from lagom_overlap.results.base import Result
 from lagom_overlap.results.capture import CaptureResult
 from lagom_overlap.results.compare import CompareResult
 from lagom_overlap.results.compare_planners import ComparePlannersResult
@@ -29,6 +30,21 @@ def load_job(path: FilePath) -> JobSpec:
         LagomError: if it is missing, no TOML, or holds what is not allowed.
     """
     return read_job(Path(path))
+
+
+def load(run: FilePath) -> Result:
+    """The result of a run folder, typed as the verb returned it: `TuneResult`, `RunResult`, `ProofResult`, ...
+
+    All that `--json` prints is there. What stands behind a result is there as far as the folder holds it: the journal
+    of a tuned job, the timeline of a simulated one; asked for what it lacks (a plan to simulate again, a trace's
+    events), a result raises a `LagomError` that says so. A `RunResult` can be loaded while the job runs.
+
+    Raises:
+        LagomError: if it is no run folder, is damaged, has not ended, or is a run of `lagom reproduce`.
+    """
+    from lagom_overlap.verbs.load import load_run  # noqa: PLC0415  each verb imports what it needs
+
+    return load_run(Path(run))
 
 
 def _job(job: JobSource) -> JobSpec:

@@ -11,6 +11,8 @@ from lagom_overlap.errors import JobError, MissingDependencyError, UnknownNameEr
 TUNERS: Final = "lagom_overlap.tuners"
 BACKENDS: Final = "lagom_overlap.backends"
 PLANNERS: Final = "lagom_overlap.planners"
+RESULTS: Final = "lagom_overlap.results"
+"""What runs of other distributions' verbs are loaded as, by the kind in their run.json."""
 
 _OPTIONAL: Final = frozenset({"torch", "ortools", "transformers"})
 """Packages that parts of ours need and a base install lacks; pip knows them by the names that Python imports."""

@@ -10,6 +10,7 @@ from random import Random
 
 import pytest
 
+import lagom_overlap
 from lagom_overlap.cli import main
 from lagom_overlap.errors import JobError
 from lagom_overlap.results.proof import ProofDecision
@@ -51,6 +52,7 @@ def prove(asked: LaunchRequest, run: Callable[[PreparedLaunch], int], most_pairs
     saved = json.loads((folder / "proof.json").read_text())
     assert (saved["decision"], saved["way"]) == (result.decision, "restarts")
     assert result.found in (folder / "proof.html").read_text()
+    assert lagom_overlap.load(folder) == result
     return result, said
 
 

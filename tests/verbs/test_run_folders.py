@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 from selftest_box import BOX, stand_in
 
+import lagom_overlap
 from lagom_emulate import verb as emulate
 from lagom_emulate.result import EmulateResult
 from lagom_overlap.capturing.file import write_capture
 from lagom_overlap.cli import main
 from lagom_overlap.collective import Collective, CollectiveKind
-from lagom_overlap.errors import OutputError
+from lagom_overlap.errors import LagomError, OutputError
 from lagom_overlap.interrupts import as_interrupts
 from lagom_overlap.jobfile.run_folder import RunFolder, RunKind
 from lagom_overlap.jobfile.spec import read_job
@@ -117,6 +118,13 @@ HAVE_A_JOB = {
     RunKind.SIMULATE: "model.toml",
     RunKind.SIMULATE_CAPTURE: "captured.toml", RunKind.TUNE: "shapes.toml",
 }  # fmt: skip
+RESULTS = {
+    RunKind.ANALYZE: "AnalyzeResult", RunKind.COMPARE: "CompareResult",
+    RunKind.COMPARE_PLANNERS: "ComparePlannersResult", RunKind.EMULATE: "EmulateResult",
+    RunKind.LAYOUTS: "LayoutsResult", RunKind.PLAN: "PlanResult", RunKind.PROFILE: "ProfileResult",
+    RunKind.RUN: "RunResult", RunKind.SELFTEST: "SelfTestResult", RunKind.SIMULATE: "SimulateResult",
+    RunKind.SIMULATE_CAPTURE: "SimulateCaptureResult", RunKind.TUNE: "TuneResult",
+}  # fmt: skip
 NEEDS_TORCH = {RunKind.PROFILE}
 ALL = [pytest.param(kind, marks=pytest.mark.torch if kind in NEEDS_TORCH else ()) for kind in RunKind]
 
@@ -155,6 +163,28 @@ def test_every_verb_says_the_same_of_its_run(kind: RunKind, folder: Path) -> Non
         assert found.spec() == read_job(Path(HAVE_A_JOB[kind]))
     assert (folder / "run").stat().st_mode & 0o777 == 0o700
     assert set(modes(folder / "run").values()) == {0o600}
+    check_loaded(folder / "run", kind, raw.get("result"))
+
+
+def check_loaded(run: Path, kind: RunKind, written: object) -> None:
+    """`lagom_overlap.load` gives back, typed, all that was written."""
+    if kind is RunKind.REPRODUCE:
+        with pytest.raises(LagomError, match="no typed result"):
+            lagom_overlap.load(run)
+        return
+    loaded = lagom_overlap.load(run)
+    assert type(loaded).__name__ == RESULTS[kind]
+    if kind is RunKind.RUN:
+        assert loaded.to_dict()["command"] == [sys.executable, "train.py"]
+    else:
+        assert loaded.to_dict() == written
+    assert loaded.summary()
+    assert loaded._repr_html_()
+    if kind in {RunKind.TUNE, RunKind.SIMULATE, RunKind.SIMULATE_CAPTURE}:
+        assert loaded.figure()  # type: ignore[attr-defined]  # drawn from what lies next to run.json
+    if kind in {RunKind.PLAN, RunKind.ANALYZE}:
+        with pytest.raises(LagomError, match="that was loaded from its folder has no"):
+            loaded.figure()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("kind", ALL)

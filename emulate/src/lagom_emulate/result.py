@@ -65,7 +65,7 @@ class EmulateResult(Result):
     @property
     def timeline(self) -> Timeline:
         """What ran when in the last step, on all ranks."""
-        timeline: Timeline = self.__dict__["_timeline"]
+        timeline: Timeline = self.behind("_timeline", "timeline that can be read (timeline.json)")
         return timeline
 
     def summary(self) -> str:

@@ -70,12 +70,12 @@ class AnalyzeResult(Drawn):
     @property
     def analysis(self) -> Analysis:
         """What was measured, to the nanosecond."""
-        analysis: Analysis = self.__dict__["_analysis"]
+        analysis: Analysis = self.behind("_analysis", "events of its traces: analyse those again")
         return analysis
 
     def table(self) -> list[Row]:
         """One row per collective: all calls of one operation, communicator, size and launch."""
-        return self.tables()["collectives"]
+        return [_flat(row) for row in self.collectives]
 
     def tables(self) -> dict[str, list[Row]]:
         """The tables `ranks`, `steps`, `parts`, `collectives`, `calls`, and of contention `contention`, `kernels`.
@@ -89,7 +89,7 @@ class AnalyzeResult(Drawn):
             "ranks": [_flat(rank) for rank in self.ranks],
             "steps": [_flat(step, file=rank.file, rank=rank.rank) for rank in self.ranks for step in rank.per_step],
             "parts": [_flat(part) for part in self.parts],
-            "collectives": [_flat(row) for row in self.collectives],
+            "collectives": self.table(),
             "calls": _calls(findings),
             "contention": [_flat(row) for row in self.contention.classes],
             "kernels": _kernels(findings),

@@ -2,7 +2,7 @@
 
 A result's public fields are its JSON: msgspec encodes them as they stand, so the object and the printed text cannot
 differ. What only figures and tables need (a journal, a trace's events) is handed over as an `InitVar`, which is
-no field, and kept under a name that begins with an underscore.
+no field, and kept under a name that begins with an underscore; a result that was read back from JSON may lack it.
 
 `report/` draws results and stands above them, so `summary` and `figure` find it by name when they are called: plotly
 is not loaded before someone asks for a figure.
@@ -10,13 +10,17 @@ is not loaded before someone asks for a figure.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
 from html import escape
 from importlib import import_module
-from pathlib import PurePath
-from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar
+from math import inf
+from pathlib import Path, PurePath
+from types import MappingProxyType, UnionType
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
+
+from lagom_overlap.errors import BundleError
 
 if TYPE_CHECKING:  # for the annotations: both take long to import, and pandas need not be there
     import pandas as pd
@@ -45,6 +49,18 @@ def _plain(value: object) -> object:
 
 class Result(ABC):
     """What the results of all verbs have in common."""
+
+    def behind(self, name: str, what: str) -> Any:
+        """What a result is drawn from and its JSON lacks, by the name it is kept under; `what` it is, for the error.
+
+        Raises:
+            BundleError: if the result was read back from a run folder that does not hold it.
+        """
+        try:
+            return self.__dict__[name]
+        except KeyError:
+            tool = getattr(self, "tool", "lagom")
+            raise BundleError(f"a run of {tool} that was loaded from its folder has no {what}") from None
 
     @abstractmethod
     def summary(self) -> str:
@@ -79,7 +95,10 @@ class Result(ABC):
     def _repr_html_(self) -> str:
         """What a notebook shows: the summary and the table, as HTML that loads nothing."""
         said = "".join(f"<p>{escape(line)}</p>" for line in self.summary().splitlines())
-        rows = self.table()
+        try:
+            rows = self.table()
+        except BundleError as error:  # one that was loaded; a cell must show what there is
+            return f"{said}<p>{escape(str(error))}</p>"
         if not rows:
             return said
         head = "".join(f"<th>{escape(name)}</th>" for name in rows[0])
@@ -104,8 +123,11 @@ class Drawn(Result):
     """Its folder of `report/`: `words.summary` and `figures.figure` take the result."""
 
     def summary(self) -> str:
-        """The result in one line or a few."""
-        said: str = import_module(f"lagom_overlap.report.{self.verb}.words").summary(self)
+        """The result in one line or a few; of one that was loaded and lacks what they are made from, that."""
+        try:
+            said: str = import_module(f"lagom_overlap.report.{self.verb}.words").summary(self)
+        except BundleError as error:
+            return f"{error}; lagom show RUN says its figures"
         return said
 
     def figure(self) -> "go.Figure":
@@ -116,3 +138,56 @@ class Drawn(Result):
         """
         figure: go.Figure = import_module(f"lagom_overlap.report.{self.verb}.figures").figure(self)
         return figure
+
+
+R = TypeVar("R", bound=Result)
+
+
+def decoded(kind: type[R], raw: object) -> R:
+    """A result from its JSON: every field typed; what JSON never held is missing (`Result.behind`).
+
+    A number that JSON has no word for was written as null; where a number must stand, it is infinite again.
+
+    Raises:
+        msgspec.ValidationError: if a field is missing, or is not of its type.
+    """
+    if not is_dataclass(kind) or not isinstance(raw, dict):
+        raise msgspec.ValidationError(f"Expected `object`, got `{type(raw).__name__}`")
+    hints, result = get_type_hints(kind), object.__new__(kind)
+    for field in fields(kind):
+        if field.name in raw:
+            hint = hints[field.name]
+            value = msgspec.convert(_with_infinities(raw[field.name], hint), hint, dec_hook=_from_plain)
+        elif field.default is not MISSING:
+            value = field.default
+        elif field.default_factory is not MISSING:
+            value = field.default_factory()
+        else:
+            raise msgspec.ValidationError(f"Object missing required field `{field.name}`")
+        object.__setattr__(result, field.name, value)
+    return result
+
+
+def _from_plain(kind: type, value: object) -> object:
+    if issubclass(kind, PurePath) and isinstance(value, str):
+        return Path(value)
+    raise NotImplementedError(f"no {kind.__name__} from JSON")
+
+
+def _with_infinities(raw: object, hint: Any) -> object:
+    """Plain JSON with infinity in place of null wherever the type is a number that may not be None."""
+    args: tuple[Any, ...] = get_args(hint)
+    if raw is None:
+        return inf if hint is float else None
+    if get_origin(hint) in (Union, UnionType):
+        kinds = [arg for arg in args if is_dataclass(arg) or get_args(arg)]
+        return _with_infinities(raw, kinds[0]) if len(kinds) == 1 else raw
+    if isinstance(raw, dict) and is_dataclass(hint):
+        hints = get_type_hints(hint)
+        return {key: _with_infinities(value, hints.get(key)) for key, value in raw.items()}
+    if isinstance(raw, dict) and len(args) == 2:
+        return {key: _with_infinities(value, args[1]) for key, value in raw.items()}
+    if isinstance(raw, list) and args:
+        of_each = args[:1] * len(raw) if args[-1] is Ellipsis or len(args) == 1 else args
+        return [_with_infinities(value, kind) for value, kind in zip(raw, of_each, strict=False)]
+    return raw

@@ -46,7 +46,7 @@ class CaptureResult(Result):
     @property
     def capture(self) -> IssuedStep:
         """The step: operators, collectives and communicators."""
-        capture: IssuedStep = self.__dict__["_capture"]
+        capture: IssuedStep = self.behind("_capture", "captured step")
         return capture
 
     @classmethod

@@ -199,7 +199,7 @@ class PlanResult(Drawn):
     @property
     def step(self) -> PlannedStep:
         """The plan itself and its timelines."""
-        step: PlannedStep = self.__dict__["_step"]
+        step: PlannedStep = self.behind("_step", "plan to be simulated again; plan.toml in the folder holds it")
         return step
 
     def table(self) -> list[Row]:

@@ -54,7 +54,7 @@ class Simulated(Drawn):
     @property
     def timeline(self) -> Timeline:
         """What ran when: one rank per pipeline stage, or the captured rank."""
-        timeline: Timeline = self.__dict__["_timeline"]
+        timeline: Timeline = self.behind("_timeline", "timeline that can be read (timeline.json)")
         return timeline
 
 

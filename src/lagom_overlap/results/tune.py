@@ -242,7 +242,7 @@ class TuneResult(Drawn):
     @property
     def search(self) -> MeasuredSearch:
         """The journal behind it; `measurements.jsonl` holds it, the JSON does not."""
-        search: MeasuredSearch = self.__dict__["_search"]
+        search: MeasuredSearch = self.behind("_search", "journal that can be read (measurements.jsonl)")
         return search
 
     @property

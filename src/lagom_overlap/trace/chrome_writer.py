@@ -1,4 +1,4 @@
-"""Timelines as a Chrome trace, the JSON that Perfetto and chrome://tracing open.
+"""Timelines as a Chrome trace, the JSON that Perfetto and chrome://tracing open, and back.
 
 Source: "Trace Event Format" (Google, JSON object format). One process per timeline and rank, one thread per stream,
 one complete event (`"ph": "X"`) per span with `ts` and `dur` in microseconds, names as metadata events (`"ph": "M"`).
@@ -15,12 +15,14 @@ from typing import Final
 
 import msgspec
 
-from lagom_overlap.timeline import Span, Timeline
+from lagom_overlap.errors import BundleError, in_words
+from lagom_overlap.timeline import Span, SpanKind, Timeline
 from lagom_overlap.units import NS
 
 _FORMAT: Final = "lagom-overlap timeline"
 _VERSION: Final = 1
 _NS_PER_US: Final = 1000
+_NS_PER_S: Final = 10**9
 
 
 class _Args(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -119,3 +121,42 @@ def chrome_trace(timelines: Mapping[str, Timeline]) -> bytes:
     other = _OtherData(format=_FORMAT, version=_VERSION, timelines=tuple(timelines))
     file = _File(display_time_unit="ns", other_data=other, trace_events=events)
     return msgspec.json.encode(file)
+
+
+def read_timelines(content: bytes) -> dict[str, Timeline]:
+    """The timelines of a file that `chrome_trace` made, by name, to the nanosecond.
+
+    Raises:
+        BundleError: if it is another file, or damaged.
+    """
+    try:
+        file = msgspec.json.decode(content, type=_File)
+        head = file.other_data
+        if (head.format, head.version) != (_FORMAT, _VERSION):
+            raise ValueError(f"format {head.format!r} version {head.version}")
+        owners: dict[int, tuple[str, int]] = {}
+        streams: dict[int, str] = {}
+        spans: dict[str, list[Span]] = {name: [] for name in head.timelines}
+        for event in file.trace_events:
+            args = event.args or _Args()
+            match event.ph, event.name:
+                case "M", "process_name":
+                    owners[event.pid] = args.timeline or "", args.rank or 0
+                case "M", "thread_name":
+                    streams[event.tid] = args.stream or ""
+                case "X", name:
+                    owner, rank = owners[event.pid]
+                    start, length = (round((time_us or 0.0) * _NS_PER_US) for time_us in (event.ts, event.dur))
+                    spans[owner].append(
+                        Span(
+                            name=name,
+                            kind=SpanKind(event.cat or ""),
+                            stream=streams[event.tid],
+                            start_s=start / _NS_PER_S,
+                            end_s=(start + length) / _NS_PER_S,
+                            rank=rank,
+                        )
+                    )
+    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, KeyError) as error:
+        raise BundleError(f"a timeline that is damaged: {in_words(str(error))}") from None
+    return {name: Timeline(tuple(held)) for name, held in spans.items()}

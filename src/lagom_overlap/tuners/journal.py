@@ -61,8 +61,11 @@ class Entry:
     step_s: float | None = None
 
 
-class _EntryRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A line as it stands in the file: no field but the last may be missing, none may be unknown."""
+class EntryRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A line as it stands in the file: no field but the last may be missing, none may be unknown.
+
+    Who only tells what was tried reads these: an `Entry` needs the groups.
+    """
 
     number: int
     kind: StepKind
@@ -86,10 +89,26 @@ def entry_to_json(entry: Entry, problems: Problems) -> str:
         )
         for name, assignment in step.assignments.items()
     }
-    row = _EntryRow(
+    row = EntryRow(
         number=step.number, kind=step.kind, arm=step.arm, round=step.round, groups=groups, step_s=entry.step_s
     )
     return msgspec.json.encode(row).decode()
+
+
+def rows_from_json(lines: Iterable[str], *, first_line: int = 1) -> tuple[EntryRow, ...]:
+    """The lines of a journal as they stand there.
+
+    Raises:
+        BundleError: if a line is damaged; the message names the line.
+    """
+    decoder = msgspec.json.Decoder(EntryRow)
+    rows = []
+    for number, line in enumerate(lines, start=first_line):
+        try:
+            rows.append(decoder.decode(line))
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise BundleError(f"line {number} of the measurements is damaged: {error}") from error
+    return tuple(rows)
 
 
 def entries_from_json(lines: Iterable[str], problems: Problems, *, first_line: int = 1) -> tuple[Entry, ...]:
@@ -100,7 +119,7 @@ def entries_from_json(lines: Iterable[str], problems: Problems, *, first_line: i
             message names the line.
     """
     named = problems_by_name(problems)
-    decoder = msgspec.json.Decoder(_EntryRow)
+    decoder = msgspec.json.Decoder(EntryRow)
     entries = []
     for number, line in enumerate(lines, start=first_line):
         try:
@@ -110,7 +129,7 @@ def entries_from_json(lines: Iterable[str], problems: Problems, *, first_line: i
     return tuple(entries)
 
 
-def _entry(row: _EntryRow, problems: Mapping[str, GroupProblem]) -> Entry:
+def _entry(row: EntryRow, problems: Mapping[str, GroupProblem]) -> Entry:
     if foreign := row.groups.keys() - problems.keys():
         raise ValueError(f"group {min(foreign)!r} is not one of {sorted(problems)}")
     assignments = {name: assignment_of(group, problems[name]) for name, group in row.groups.items()}

@@ -103,7 +103,15 @@ def read_own_run(folder: Path) -> OwnRun:
         held = header.groups.get(group.name)
         if held is None or held.comms != group.comm_names:
             raise BundleError(f"bundle {str(path)!r} holds no group {group.name!r} with these collectives")
-        problems.append(GroupProblem(group=group, spaces=held.spaces, default=held.default, baselines=held.baselines))
+        problems.append(
+            GroupProblem(
+                group=group,
+                spaces=held.spaces,
+                default=held.default,
+                baselines=held.baselines,
+                launches=held.launches,
+            )
+        )
     entries = entries_from_json(lines[1:], tuple(problems), first_line=2)
     return OwnRun(job=job, recorded_on=header.backend, problems=tuple(problems), entries=entries)
 

@@ -1,0 +1,144 @@
+"""`lagom_overlap.load` of runs that other tests do not make: a training job's files, infinities, what was cut off."""
+
+import json
+from math import inf
+from pathlib import Path
+
+import pytest
+
+import lagom_overlap
+from lagom_overlap.collective import Collective, CollectiveKind, CommConfig, ConfigSpace
+from lagom_overlap.collective.space import Subspace
+from lagom_overlap.errors import BundleError
+from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
+from lagom_overlap.results.base import encoded
+from lagom_overlap.results.step_times import RunSteps, write_step_times
+from lagom_overlap.timeline import Span, SpanKind, Timeline
+from lagom_overlap.trace.chrome_writer import chrome_trace, read_timelines
+from lagom_overlap.tuners.bundle import header_line
+from lagom_overlap.tuners.journal import Entry, Step, StepKind, entry_to_json
+from lagom_overlap.tuners.problem import Failure, GroupProblem, Measurement
+from lagom_overlap.workload import CommOp, CompOp, Gemm, OverlapGroup
+
+
+@pytest.fixture
+def online(tmp_path: Path) -> Path:
+    """A job that was tuned while it ran, as its rank 0 leaves it: two settings tried, of which one could not run."""
+    folder = RunFolder.create(tmp_path / "run", "run")
+    asked = {"command": ["python", "train.py"], "mode": "online", "config": None, "tuner": None}
+    folder.write(RunRecord.now(RunKind.RUN, seed=None, request=asked))
+    events = [
+        {"event": "begin", "mode": "online", "world_size": 2, "backend": "gloo"},
+        {"event": "model", "type": "Net"},
+        {"event": "state", "state": "record", "reason": "new job", "settings": 0, "steps_left": 100},
+        {"event": "state", "state": "watch", "reason": "proven faster", "settings": 1},
+        {"event": "end", "steps": 90, "result": "1 call site is set", "why": "proven faster", "next": "lagom run"},
+    ]
+    lines = [json.dumps({"time": "2026-11-28T00:00:00Z", "rank": 0, **event}) for event in events]
+    (folder.path / "events.0.jsonl").write_text("\n".join(lines) + '\n{"time": "2026-11-28T0')
+    space = ConfigSpace((Subspace(num_channels=(1, 2), chunk_bytes=(4096,)),))
+    comm = CommOp(name="c", collective=Collective(CollectiveKind.ALL_GATHER, 1 << 20, 2), communicator="fsdp")
+    group = OverlapGroup(name="g", computations=(CompOp(name="mm", work=Gemm(64, 64, 64)),), comms=(comm,))
+    configs = [CommConfig(num_channels=number, chunk_bytes=4096) for number in (1, 2)]
+    problem = GroupProblem(group=group, spaces=(space,), default=(configs[0],), baselines={})
+    measured = Measurement(makespan_s=0.5, comp_s=0.4, comm_s=(0.3,))
+    entries = [
+        Entry(
+            step=Step(number=0, kind=StepKind.SEARCH, assignments={"g": (configs[0],)}, reasons={"g": "default"}),
+            outcomes={"g": measured},
+        ),
+        Entry(
+            step=Step(number=1, kind=StepKind.SEARCH, assignments={"g": (configs[1],)}, priorities={"g": {"c": 0.25}}),
+            outcomes={"g": Failure("no memory")},
+        ),
+    ]
+    journal = [header_line("job", "online-gloo", (problem,)), *(entry_to_json(entry, (problem,)) for entry in entries)]
+    (folder.path / "journal.0.jsonl").write_text("\n".join(journal) + "\n")
+    write_step_times(folder.path, RunSteps(num_steps=90, num_settings=1, steps_s=(9.0, 9.0, 9.0, 0.5, 0.25)))
+    return folder.path
+
+
+def test_a_tuned_training_job_is_what_its_files_say(online: Path) -> None:
+    run = lagom_overlap.load(online)
+    assert isinstance(run, lagom_overlap.RunResult)
+    assert (run.mode, run.command, run.world_size, run.model) == ("online", ("python", "train.py"), 2, "Net")
+    assert [(each.state, each.num_settings, each.num_steps_left) for each in run.states] == [
+        ("record", 0, 100),
+        ("watch", 1, None),
+    ]
+    assert [(each.group, each.makespan_s, each.failure) for each in run.tried] == [
+        ("g", 0.5, None),
+        ("g", None, "no memory"),
+    ]
+    assert run.tried[1].configs == {"c": CommConfig(num_channels=2, chunk_bytes=4096)}
+    assert run.tried[1].metric_h == {"c": 0.25}
+    assert (run.num_steps, run.steps_s) == (90, (0.5, 0.25))  # the first three settle
+    assert run.summary() == "result: 1 call site is set\nwhy: proven faster\nnext: lagom run"
+    assert run.table()[1]["failure"] == "no memory"
+
+
+def test_a_job_that_still_runs_has_no_conclusion(online: Path) -> None:
+    lines = (online / "events.0.jsonl").read_text().splitlines()
+    (online / "events.0.jsonl").write_text("\n".join(lines[:3]) + "\n")
+    run = lagom_overlap.load(online)
+    assert isinstance(run, lagom_overlap.RunResult)
+    assert run.conclusion is None
+    assert run.summary() == "lagom run, online: record: new job"
+
+
+@pytest.mark.parametrize("name", ["events.0.jsonl", "journal.0.jsonl"])
+def test_a_damaged_file_is_named(online: Path, name: str) -> None:
+    (online / name).write_text((online / name).read_text().partition("\n")[0] + "\n{]\n")
+    with pytest.raises(BundleError, match="line 2"):
+        lagom_overlap.load(online)
+
+
+def test_what_has_not_ended_or_is_none_of_ours_says_so(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path / "cut", "cut").write(RunRecord.now(RunKind.TUNE, seed=0))
+    with pytest.raises(BundleError, match="lagom tune that has not ended"):
+        lagom_overlap.load(tmp_path / "cut")
+    with pytest.raises(lagom_overlap.LagomError, match="no run folder"):
+        lagom_overlap.load(tmp_path)
+
+
+def test_a_field_that_is_missing_or_of_another_type_is_named_with_who_wrote_it(tmp_path: Path) -> None:
+    record = RunRecord.now(RunKind.COMPARE, seed=0)
+    folder = RunFolder.create(tmp_path / "run", "run")
+    folder.write(record, {"job": "small", "backend": "simulated", "seed": "zero", "rows": []})
+    with pytest.raises(BundleError, match=r"written by version 0\.1\.0, cannot be typed: must be a whole number"):
+        lagom_overlap.load(folder.path)
+    folder.write(record, {"job": "small"})
+    with pytest.raises(BundleError, match="missing required field backend"):
+        lagom_overlap.load(folder.path)
+
+
+def test_what_json_has_no_word_for_is_infinite_again_and_an_absent_number_stays_absent(tmp_path: Path) -> None:
+    from lagom_overlap.cost.fit import FittedConstant
+    from lagom_overlap.results.profile import ProfileResult
+
+    constant = FittedConstant(name="launch_s", value=0.5, error=inf)
+    result = ProfileResult(
+        job="small", machine={}, versions={}, date="", repeats=1, operators=(), constants=(constant,), unidentified=(),
+        fit_mean_abs_error=0.1, held_out_mean_abs_error=None, num_not_held_out=0, files=(),
+    )  # fmt: skip
+    folder = RunFolder.create(tmp_path / "run", "run")
+    folder.write(RunRecord.now(RunKind.PROFILE, seed=0), result)
+    assert b"null" in encoded(constant)
+    loaded = lagom_overlap.load(folder.path)
+    assert isinstance(loaded, ProfileResult)
+    assert loaded.held_out_mean_abs_error is None
+    assert loaded.constants == (constant,)
+
+
+def test_a_timeline_is_read_as_it_was_written_to_the_nanosecond() -> None:
+    def span(name: str, stream: str, start_s: float, end_s: float, rank: int = 0) -> Span:
+        return Span(name=name, kind=SpanKind.COMM, stream=stream, start_s=start_s, end_s=end_s, rank=rank)
+
+    # Two at once on one stream, which the writer spreads over two threads; two ranks; a length of 0.
+    both = Timeline((span("a", "x", 0.0, 2e-9), span("b", "x", 1e-9, 3e-9), span("c", "y", 0.25, 0.25, rank=3)))
+    assert read_timelines(chrome_trace({"before": both, "after": Timeline(())})) == {
+        "before": both,
+        "after": Timeline(()),
+    }
+    with pytest.raises(BundleError, match="damaged"):
+        read_timelines(b'{"traceEvents": []}')
