@@ -4,6 +4,7 @@ import logging
 import sys
 from itertools import product
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 
 import pytest
@@ -18,20 +19,27 @@ from job_of_threads import (
     SimulatedRoute,
     comm_s,
     comp_s,
+    study_of,
 )
 from torch import distributed as dist
 
-from lagom_overlap.collective import CollectiveKind, CommConfig
+from lagom_overlap.collective import CollectiveKind, CommConfig, ConfigSpace, Subspace
 from lagom_overlap.errors import BackendError
 from lagom_overlap.online.journal import JournalFile
 from lagom_overlap.online.options import OnlineOptions
 from lagom_overlap.online.ranks.exchange import Exchange
 from lagom_overlap.online.ranks.member import Member
 from lagom_overlap.online.ranks.messages import SwitchState, WindowPlan
+from lagom_overlap.online.ranks.search import study_factory
 from lagom_overlap.online.routes.compute import BothSidesRoute, NoComputeRoute
 from lagom_overlap.online.routes.gloo import GlooRoute
 from lagom_overlap.online.step_clock import HostClock
 from lagom_overlap.online.tuner import _Step
+from lagom_overlap.tuners.base import Problems
+from lagom_overlap.tuners.journal import StepKind
+from lagom_overlap.tuners.ours import MOST_MEASURED
+from lagom_overlap.tuners.study import Study
+from lagom_overlap.tuners.warm_start import WarmStart
 
 
 def options(**changes: object) -> OnlineOptions:
@@ -100,6 +108,45 @@ def test_the_states_come_in_order() -> None:
     job.run(220)
     states = list(dict.fromkeys(state for state, _ in job.plans[1]))
     assert states == ["record", "search", "verdict", "watch"]
+
+
+def test_ours_searches_on_in_a_long_job_and_stops_at_twelve_where_the_length_is_unknown() -> None:
+    """Many settings and steps that differ by 2 % for no reason: after twelve trials there is still something to win."""
+    space = ConfigSpace((Subspace(num_channels=tuple(range(1, 17)), chunk_bytes=tuple(2**n for n in range(15, 23))),))
+
+    def run(job_steps: int) -> tuple[int, str]:
+        chosen = options(tuner="ours", job_steps=job_steps)
+        job = Job(options=chosen, make_study=study_factory(chosen))
+        for route in job.routes:
+            route.num_layers, route.space = 1, lambda key: space
+            route.delay = lambda step: 1 + 0.02 * Random(step).gauss(0, 1)
+        job.run(120)
+        assert job.leader is not None
+        assert job.leader.study is not None
+        searched = [entry for entry in job.leader.study.entries if entry.step.kind == StepKind.SEARCH]
+        return len(searched), job.plans[0][-1][0]
+
+    num_short, state = run(0)
+    assert num_short <= MOST_MEASURED
+    assert state != SwitchState.SEARCH
+    num_long, state = run(10**6)
+    assert num_long > MOST_MEASURED
+    assert state == SwitchState.SEARCH, "it has not had enough"
+
+
+def test_a_search_after_a_drift_knows_how_much_of_the_job_is_left() -> None:
+    chosen = options(job_steps=1000, drift_steps=8, max_rearms=1)
+    left: list[int] = []
+
+    def make_study(problems: Problems, warm: WarmStart | None, steps_left: int) -> Study:
+        left.append(steps_left)
+        return study_of(chosen)(problems, warm, steps_left)
+
+    job = Job(options=chosen, make_study=make_study)
+    for route in job.routes:
+        route.delay = lambda step: 1.0 if step < 220 else 1.5
+    job.run(320)
+    assert left == [995, pytest.approx(750, abs=30)]
 
 
 def test_a_slower_candidate_leaves_the_job_as_it_was() -> None:
@@ -340,7 +387,7 @@ def test_different_calls_on_one_communicator_freeze_the_tuning_until_they_agree_
         return record
 
     job.routes[1].run = run
-    job.run(330)
+    job.run(500)
     states = [state for state, _ in job.plans[0]]
     assert "frozen" in states
     assert states[-1] == SwitchState.WATCH

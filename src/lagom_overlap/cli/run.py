@@ -41,6 +41,7 @@ def _request(arguments: argparse.Namespace) -> LaunchRequest:
         mode=mode,
         config=arguments.config if arguments.prove is None else arguments.prove,
         tuner=arguments.tuner,
+        job_steps=arguments.job_steps,
         out=arguments.out,
     )
 

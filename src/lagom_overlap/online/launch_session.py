@@ -32,6 +32,7 @@ from lagom_overlap.online.run_jobs import (
     CONFIG_VARIABLE,
     FIRST_WORLD_VARIABLE,
     FOLDER_VARIABLE,
+    JOB_STEPS_VARIABLE,
     TUNER_VARIABLE,
     note_rank,
 )
@@ -363,7 +364,7 @@ def begin_session(environment: Mapping[str, str]) -> Rank:
                 metrics,
                 folder=folder,
                 config=Path(config) if config else None,
-                options=_options(mode, environment),
+                options=options_of(mode, environment),
                 rank=rank,
             )
             # On gloo an adapter has to fit the model; below the plug-in any framework will do.
@@ -381,7 +382,7 @@ def begin_session(environment: Mapping[str, str]) -> Rank:
             raise JobError(f"{MODE_VARIABLE} is {mode!r}; allowed: observe, online, prove, held, fixed, planned")
 
 
-def _options(mode: str, environment: Mapping[str, str]) -> OnlineOptions:
+def options_of(mode: str, environment: Mapping[str, str]) -> OnlineOptions:
     """Online tuning's of a mode; what only judges or holds settings is done with that, and does not watch."""
     match mode:
         case "prove":
@@ -389,4 +390,6 @@ def _options(mode: str, environment: Mapping[str, str]) -> OnlineOptions:
         case "held":
             return OnlineOptions(searches=False, watch_steps=0, max_rearms=0, check_share=0.0)
         case _:
-            return OnlineOptions(tuner=environment.get(TUNER_VARIABLE, OURS))
+            return OnlineOptions(
+                tuner=environment.get(TUNER_VARIABLE, OURS), job_steps=int(environment.get(JOB_STEPS_VARIABLE, "0"))
+            )

@@ -33,6 +33,8 @@ class OnlineOptions:
     the one after the last search do not count towards that share (0: no checks, saved settings are trusted).
     Without `searches` nothing is searched: saved settings are judged against the default by the rule of a verdict, or
     trusted where `check_share` is 0, and if they are not of this job, nothing is set.
+    `job_steps` is about how many steps the job makes from its start on (0: unknown, as in a short job): in a long one
+    `ours` searches on while the expected gain in the steps left pays for the measurements, within `max_steps`.
     `timeout_s` is the longest time that any rank waits for another one because of us. `sm_carveouts` are numbers of SMs
     that the computation may leave free, one for the whole step; the tuner must search them (`both_sides`).
     `new_algorithms` also tries algorithms that NCCL has not used on a communicator yet: their buffers stay allocated
@@ -46,6 +48,7 @@ class OnlineOptions:
     max_slowdown: float = 2.0
     max_steps: int = 1000
     max_seconds: float = 3600.0
+    job_steps: int = 0
     num_pairs: int = 25
     deterministic: bool = False
     watch_steps: int = 25
@@ -68,6 +71,7 @@ class OnlineOptions:
                 ("max_slowdown", "above 1", self.max_slowdown > 1),
                 ("max_steps", "at least 0", self.max_steps >= 0),
                 ("max_seconds", "at least 0", self.max_seconds >= 0),
+                ("job_steps", "at least 0", self.job_steps >= 0),
                 ("num_pairs", f"from {MIN_PAIRS} to {MAX_PAIRS}", MIN_PAIRS <= self.num_pairs <= MAX_PAIRS),
                 (
                     "watch_steps",

@@ -58,6 +58,15 @@ def takes_warm_start(name: str) -> bool:
     return "warm" in inspect.signature(tuner_factory(name)).parameters
 
 
+def asks_job_length(name: str) -> bool:
+    """Whether a tuner searches on in a long job: it takes `job_measurements`, the windows that are still to come.
+
+    Raises:
+        UnknownNameError: if there is none of that name.
+    """
+    return "job_measurements" in inspect.signature(tuner_factory(name)).parameters
+
+
 def check_takes_warm_start(*names: str) -> None:
     """Refuses a warm start if none of the tuners takes one.
 

@@ -50,6 +50,7 @@ FOLDER_VARIABLE: Final = "LAGOM_RUN_FOLDER"
 RUN_VARIABLE: Final = "LAGOM_RUN_ID"
 CONFIG_VARIABLE: Final = "LAGOM_RUN_CONFIG"
 TUNER_VARIABLE: Final = "LAGOM_RUN_TUNER"
+JOB_STEPS_VARIABLE: Final = "LAGOM_RUN_JOB_STEPS"
 ENGINE_VARIABLE: Final = "LAGOM_RUN_ENGINE"
 WORLD_VARIABLE: Final = "LAGOM_RUN_WORLD"
 COMMAND_VARIABLE: Final = "LAGOM_RUN_COMMAND"
@@ -93,7 +94,8 @@ _WITHOUT_PLUGIN: Final = (RunMode.PLANNED, RunMode.HELD)
 class LaunchRequest:
     """A command and how to run it.
 
-    `config` is what --config or --prove names, `tuner` what searches online (None: ours), `out` a new folder (None: one
+    `config` is what --config or --prove names, `tuner` what searches online (None: ours), `job_steps` about
+    how many steps the job makes (None: unknown), `out` a new folder (None: one
     below lagom-runs). FIXED with a config becomes HELD or PLANNED by what that is; PLANNED without one is untouched.
     """
 
@@ -101,6 +103,7 @@ class LaunchRequest:
     mode: RunMode
     config: Path | None = None
     tuner: str | None = None
+    job_steps: int | None = None
     out: Path | None = None
 
     def __post_init__(self) -> None:
@@ -112,6 +115,8 @@ class LaunchRequest:
             raise JobError("--config has no meaning with --observe, which changes nothing")
         if self.tuner is not None and self.mode is not RunMode.ONLINE:
             raise JobError("--tuner has no meaning without --online: nothing is searched")
+        if self.job_steps is not None and self.mode is not RunMode.ONLINE:
+            raise JobError("--job-steps has no meaning without --online: nothing is searched")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,6 +333,8 @@ class _Fixed:
 def _named(request: LaunchRequest) -> dict[str, str]:
     """What the ranks are told of the request by name."""
     named = {} if request.tuner is None else {TUNER_VARIABLE: request.tuner}
+    if request.job_steps is not None:
+        named[JOB_STEPS_VARIABLE] = str(request.job_steps)
     return named if request.config is None else {**named, CONFIG_VARIABLE: str(request.config.resolve())}
 
 

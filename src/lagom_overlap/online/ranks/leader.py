@@ -116,6 +116,7 @@ class Leader:
         self._num_alike = 0
         self._num_void = 0
         self._num_freezes = 0
+        self._num_steps = 0
 
     @property
     def plan(self) -> WindowPlan | None:
@@ -157,6 +158,7 @@ class Leader:
         """The plan after a window that all ranks report; `programs` holds every program that the report names."""
         plan = self._plans.last
         assert plan is not None, "next before first"
+        self._num_steps += plan.num_steps
         self._payback.took(plan, report, now_s)
         self._watch.took(plan, report)
         if report.stop:
@@ -336,6 +338,7 @@ class Leader:
             payback=self._payback,
             make_study=self._make_study,
             warm=warm_start(job, self._searched, self._saved),
+            steps_left=max(0, options.job_steps - self._num_steps),
         )
         if search.num_verdict_steps > options.max_steps:
             budget = (

@@ -25,8 +25,8 @@ from lagom_overlap.tuners.base import Problems
 from lagom_overlap.tuners.bundle import header_line, parse_header
 from lagom_overlap.tuners.guard import make_tuner
 from lagom_overlap.tuners.journal import Entry, Step, StepKind, entries_from_json, entry_to_json
-from lagom_overlap.tuners.problem import Assignment, Failure, Measurement, Outcome
-from lagom_overlap.tuners.registry import takes_warm_start
+from lagom_overlap.tuners.problem import Assignment, Failure, Measurement, Outcome, most_verdict_steps
+from lagom_overlap.tuners.registry import asks_job_length, takes_warm_start
 from lagom_overlap.tuners.study import Study, StudyPhase
 from lagom_overlap.tuners.verdict import DEFAULT_ARM, SAME_ARM
 from lagom_overlap.tuners.warm_start import WarmStart
@@ -34,7 +34,8 @@ from lagom_overlap.units import format_seconds
 
 _log = logging.getLogger(__name__)
 
-StudyFactory = Callable[[Problems, WarmStart | None], Study]
+StudyFactory = Callable[[Problems, WarmStart | None, int], Study]
+"""Makes the study of a job that makes so many more steps, 0 if that is unknown."""
 
 
 @dataclass(slots=True)
@@ -48,6 +49,7 @@ class _Trial:
 class Search:
     """A study of `job`, begun by `warm`, whose steps are windows that `plans` writes; `payback` counts what it costs.
 
+    `steps_left` are the steps that the job still makes, 0 if that is unknown.
     Its first trial is the default, and measures what the groups take untouched.
     """
 
@@ -60,11 +62,12 @@ class Search:
         payback: Payback,
         make_study: StudyFactory,
         warm: WarmStart | None,
+        steps_left: int = 0,
     ) -> None:
         self._plans: Final = plans
         self._options: Final = options
         self._payback: Final = payback
-        self._new_study: Final[Callable[[], Study]] = lambda: make_study(job.problems, warm)
+        self._new_study: Final[Callable[[], Study]] = lambda: make_study(job.problems, warm, steps_left)
         self.job: Final = job
         self.study = self._new_study()
         self._assignments: dict[str, Assignment] = job.default
@@ -196,8 +199,9 @@ def study_factory(options: OnlineOptions) -> StudyFactory:
     """The factory of the studies of the options' tuner."""
     launches = LaunchSpace(sm_carveouts=options.sm_carveouts, scope=LaunchScope.STEP)
     takes_warm = takes_warm_start(options.tuner)
+    asks_length = asks_job_length(options.tuner) and "job_measurements" not in options.tuner_options
 
-    def make(problems: Problems, warm: WarmStart | None) -> Study:
+    def make(problems: Problems, warm: WarmStart | None, steps_left: int) -> Study:
         problems = tuple(replace(problem, launches=launches) for problem in problems)
         if warm is not None and takes_warm:
             _log.info("the search begins with %s", warm.source)
@@ -205,11 +209,15 @@ def study_factory(options: OnlineOptions) -> StudyFactory:
             options.tuner,
             problems,
             seed=options.seed,
-            options=options.tuner_options,
+            options=options.tuner_options | ({"job_measurements": windows_left(steps_left)} if asks_length else {}),
             guarded=True,
             warm=warm if takes_warm else None,
         )
         return Study(problems, tuner, seed=options.seed, num_pairs=options.num_pairs)
+
+    def windows_left(steps_left: int) -> int:
+        """Windows from the search's first one to the job's end, without the verdict's, which gain nothing yet."""
+        return max(0, steps_left // options.window_steps - most_verdict_steps(options.num_pairs))
 
     return make
 
