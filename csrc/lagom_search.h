@@ -1,4 +1,5 @@
-/* liblagom_search.so: the model of the machine in the tuner `ours`: its two curves, their fits, surrogates and the search on them.
+/* liblagom_search.so: the model of the machine in the tuner `ours`: its two curves, their fits, surrogates and the search on them;
+ * and what of the tuner's other family is worth a compiler.
  *
  * What is computed and why: src/lagom_overlap/tuners/machine (model.py, surrogate.py); a second,
  * plain implementation in numpy stands in the tests. Here is only what is worth a compiler: an iteration of tens of
@@ -14,6 +15,7 @@
  *   lagom_search_body.c       the computations during collectives: their times and the fit of them
  *   lagom_search_surrogate.c   whole assignments: what the computations' curve misses, candidates
  *   lagom_search_allocate.c   the best assignment
+ *   lagom_search_waiting.c    collectives that wait for kernels, by the curves
  */
 #ifndef LAGOM_SEARCH_H
 #define LAGOM_SEARCH_H
@@ -83,6 +85,8 @@ API int ls_times(const struct ls_group *group, const struct ls_surrogate *surrog
                  double *comm_s, double *comp_s);
 API int ls_best(const struct ls_group *group, const struct ls_surrogate *surrogate, const uint8_t *excluded,
                 const int64_t *starts, int64_t num_starts, double doubt, int64_t *places, double *best);
+API int ls_waiting(const double *kernels, int64_t num_kernels, const double *lost, const double *alone,
+                   const double *slower, int64_t num_assignments, int64_t num_comms, int64_t num_draws, double *ended);
 
 /* Small things. ---------------------------------------------------------------------------------------------------- */
 

@@ -72,6 +72,7 @@ _ARGUMENTS: Final = {
     "ls_computations": "ppipp",
     "ls_times": "pppipp",
     "ls_best": "ppppirpp",
+    "ls_waiting": "pipppiiip",
 }
 """Of each function: p pointer, i whole number, r real number."""
 _LETTERS: Final = np.dtype(np.float64).char + np.dtype(np.int64).char + np.dtype(np.intp).char + np.dtype(np.uint8).char
