@@ -113,7 +113,7 @@ static void search(void) {
         check(!ls_times(&group, &surrogate, found, 1, &comm_s, &comp_s), "times");
         check(fabs(rounded_max(comm_s, comp_s, 0.03) / best - 1) < 1e-9, "the best is not what it is said to be");
     }
-    int64_t draws = whole(1, 4), kernels = whole(1, 5);
+    int64_t draws = whole(1, 4);
     double *alone = reals(kernels * draws, 0.1, 1), *lost = reals(runs * n * draws, 0, 0.8);
     double *moving = reals(runs * n * draws, 0.01, 2), *slower = reals(draws, 1, 1.4), *ended = reals(runs * draws, 0, 0);
     if (whole(0, 3) == 0) lost[0] = NAN;
