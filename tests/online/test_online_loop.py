@@ -35,11 +35,13 @@ from lagom_overlap.online.routes.compute import BothSidesRoute, NoComputeRoute
 from lagom_overlap.online.routes.gloo import GlooRoute
 from lagom_overlap.online.step_clock import HostClock
 from lagom_overlap.online.tuner import _Step
+from lagom_overlap.report.contest import contest_lines
 from lagom_overlap.tuners.base import Problems
 from lagom_overlap.tuners.journal import StepKind
 from lagom_overlap.tuners.ours import MOST_MEASURED
 from lagom_overlap.tuners.study import Study
 from lagom_overlap.tuners.warm_start import WarmStart
+from lagom_overlap.verbs.show import _searched
 
 
 def options(**changes: object) -> OnlineOptions:
@@ -132,6 +134,61 @@ def test_ours_searches_on_in_a_long_job_and_stops_at_twelve_where_the_length_is_
     num_long, state = run(10**6)
     assert num_long > MOST_MEASURED
     assert state == SwitchState.SEARCH, "it has not had enough"
+
+
+def test_tuners_search_one_after_the_other_and_what_each_found_is_judged_against_the_default() -> None:
+    chosen = options(tuner="lagom", compare=("autoccl", "fixed_min"))
+    job = Job(options=chosen, make_study=study_factory(chosen))
+    for route in job.routes:
+        route.num_layers = 1
+    job.run(900)
+    assert not job.meeting.mismatches
+    assert job.leader is not None
+    contest = job.leader.contest
+    assert contest is not None
+    assert [each.name for each in contest.tuners] == ["lagom", "autoccl", "fixed_min"]
+    for each in contest.tuners[:3]:
+        ((gather, scatter),) = [tuple(configs.values()) for configs in each.settings.values()]
+        assert each.judgement is not None
+        by_hand = layer_s(CommConfig(), CommConfig()) / layer_s(gather, scatter)
+        assert each.judgement.ratio == pytest.approx(by_hand)
+        assert each.judgement.is_faster == (by_hand >= 1.005)
+    assert contest.tuners[2].num_measurements == 1
+    assert contest.tuners[2].num_steps == 7, "three that may end it, four that measure"
+    assert contest.adopted == ("lagom" if contest.tuners[0].judgement.is_faster else None)
+    assert contest.best is not None
+    assert f"{contest.best.name} is best: proven faster in 3 pairs" in contest_lines(contest)[-1]
+
+
+def test_h_of_the_collective_that_climbs_is_live_and_in_the_journal(tmp_path: Path) -> None:
+    chosen = options(tuner="lagom")
+    job = Job(
+        options=chosen,
+        make_study=study_factory(chosen),
+        journals=tuple(JournalFile(tmp_path / f"journal.{rank}.jsonl") for rank in range(2)),
+    )
+    said: dict[str, dict[str, float]] = {}
+
+    def note(rank: int, step: int) -> None:
+        if rank == 0 and (leader := job.leader) is not None and leader.priorities:
+            ((_, metrics),) = list(leader.priorities.items())[:1]
+            said.setdefault(job.members[0].plan.reason, dict(metrics))  # later the next plan may be made
+
+    for route in job.routes:
+        route.num_layers = 1
+    job.run(120, note)
+    climbs = [(reason, metrics) for reason, metrics in said.items() if "smallest H = " in reason]
+    assert climbs
+    for reason, metrics in climbs:
+        comm, _, words = reason.partition(": ")
+        if comm in metrics:
+            assert f"smallest H = {metrics[comm]:.3g}" in reason
+            assert metrics[comm] == min(metrics.values()), words
+    shown = _searched(tmp_path)
+    assert sum("; H: " in line for line in shown) >= len(climbs)
+    assert any(
+        f"{metrics['0:all_gather']:.3g}" in line for line in shown for _, metrics in climbs if "0:all_gather" in metrics
+    )
 
 
 def test_a_search_after_a_drift_knows_how_much_of_the_job_is_left() -> None:

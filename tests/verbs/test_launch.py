@@ -340,6 +340,19 @@ def test_online_tuning_searches_with_the_tuner_that_is_named(tmp_path, plugin_li
         request(tmp_path, RunMode.OBSERVE, tuner="lagom")
 
 
+def test_online_tuning_compares_the_tuners_that_are_named(tmp_path, plugin_library):
+    made = prepare(request(tmp_path, RunMode.ONLINE, compare=("lagom", "autoccl")), environment())
+    assert launch_session.options_of("online", made.environment).compare == ("lagom", "autoccl")
+    assert launch_session.options_of("online", environment()).compare == ()
+    with pytest.raises(UnknownNameError, match="unknown tuner 'lagon'"):
+        prepare(request(tmp_path, RunMode.ONLINE, compare=("lagon",)), environment())
+    with pytest.raises(JobError, match="--compare has no meaning without --online"):
+        request(tmp_path, RunMode.OBSERVE, compare=("lagom",))
+    for names in (("ours",), ("lagom", "lagom"), ("default",)):
+        with pytest.raises(JobError, match="allowed: different tuners other than default and ours"):
+            request(tmp_path, RunMode.ONLINE, compare=names)
+
+
 def test_online_tuning_is_told_how_long_the_job_is(tmp_path, plugin_library):
     made = prepare(request(tmp_path, RunMode.ONLINE, job_steps=70_000), environment())
     assert launch_session.options_of("online", made.environment).job_steps == 70_000

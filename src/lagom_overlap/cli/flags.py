@@ -79,6 +79,11 @@ def job_steps(text: str) -> int:
     return int(text)
 
 
+def names(text: str) -> tuple[str, ...]:
+    """Names by comma."""
+    return tuple(name.strip() for name in text.split(","))
+
+
 def group(text: str) -> tuple[str, str]:
     """A communicator's description and Megatron's name for it."""
     name, separator, megatron = text.partition("=")
@@ -308,6 +313,14 @@ def _run(verbs: _Verbs) -> None:
         f"{RESTARTS}); saved settings are proven by restarts, too, if this is given",
     )
     parser.add_argument("--tuner", metavar="NAME", help="what searches with --online, as of lagom tune (default: ours)")
+    parser.add_argument(
+        "--compare",
+        type=names,
+        default=(),
+        metavar="NAMES",
+        help="other tuners by comma, with --online: each searches, too, and all results run against the default in "
+        "turns; only --tuner's may be adopted",
+    )
     parser.add_argument(
         "--job-steps",
         type=job_steps,

@@ -42,6 +42,7 @@ def _request(arguments: argparse.Namespace) -> LaunchRequest:
         config=arguments.config if arguments.prove is None else arguments.prove,
         tuner=arguments.tuner,
         job_steps=arguments.job_steps,
+        compare=arguments.compare,
         out=arguments.out,
     )
 

@@ -32,6 +32,8 @@ RUN_VARIABLE: Final = "LAGOM_RUN_ID"
 CONFIG_VARIABLE: Final = "LAGOM_RUN_CONFIG"
 TUNER_VARIABLE: Final = "LAGOM_RUN_TUNER"
 JOB_STEPS_VARIABLE: Final = "LAGOM_RUN_JOB_STEPS"
+COMPARE_VARIABLE: Final = "LAGOM_RUN_COMPARE"
+"""Tuners by comma."""
 FIRST_WORLD_VARIABLE: Final = "LAGOM_RUN_FIRST_WORLD"
 """The number of ranks of the run's first job; set in the ranks of its other jobs."""
 _RING_VARIABLES: Final = ("LAGOM_RECORD", "LAGOM_PROFILE")

@@ -9,6 +9,8 @@ from lagom_overlap.registry import TUNERS, entry_point_names, load
 
 OURS: Final = "ours"
 """The default tuner of `tune`, online, `compare`, `both_sides`, traces and warm starts: `tuners/ours.py`."""
+DEFAULT: Final = "default"
+"""The tuner that only measures the untouched job; an arm of each verdict has its name."""
 DEFAULT_MEASUREMENTS: Final = 40
 """The budget of a search if neither job nor tuner names one. Chosen, not measured."""
 
