@@ -63,6 +63,8 @@ Of a column that ends with `_ms`, 100 ns, which no host's clock and no event res
 _DECIMAL: Final = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 _NO_NUMBERS: Final = re.compile(r"[+-]?(?:nan|inf|infinity)", re.IGNORECASE | re.ASCII)
 _BLANKS: Final = " \t\r\n"
+NOT_THERE: Final = "n/a"
+"""How tables write that a row has nothing of the kind, such as experts in a dense model."""
 
 T = TypeVar("T")
 
@@ -118,8 +120,9 @@ class Row:
     cells: Mapping[str, str]
 
     def text(self, column: str) -> str:
-        """The cell, "" where there is none."""
-        return self.cells.get(column, "").strip(_BLANKS)
+        """The cell, "" where there is none or it says that nothing is there."""
+        text = self.cells.get(column, "").strip(_BLANKS)
+        return "" if text.lower() == NOT_THERE else text
 
     def number(self, column: str) -> float | None:
         """The cell as a positive number, None where it is empty.

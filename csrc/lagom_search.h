@@ -1,4 +1,5 @@
-/* liblagom_search.so: the model of the machine in the tuner `ours`: its two curves, their fits, surrogates and the search on them.
+/* liblagom_search.so: the model of the machine in the tuner `ours`: its two curves, their fits, surrogates and the search on them;
+ * and what of the tuner's other family is worth a compiler.
  *
  * What is computed and why: src/lagom_overlap/tuners/machine (model.py, surrogate.py); a second,
  * plain implementation in numpy stands in the tests. Here is only what is worth a compiler: an iteration of tens of
@@ -14,6 +15,7 @@
  *   lagom_search_body.c       the computations during collectives: their times and the fit of them
  *   lagom_search_surrogate.c   whole assignments: what the computations' curve misses, candidates
  *   lagom_search_allocate.c   the best assignment
+ *   lagom_search_waiting.c    collectives that wait for kernels, by the curves
  */
 #ifndef LAGOM_SEARCH_H
 #define LAGOM_SEARCH_H
@@ -25,7 +27,7 @@
 #include <string.h>
 
 #define API __attribute__((visibility("default")))
-enum { LS_VERSION = 2, NUM_SHARED = 8, NUM_OF_KIND = 4, NUM_BODY = 6 };
+enum { LS_VERSION = 3, NUM_SHARED = 8, NUM_OF_KIND = 4, NUM_BODY = 6 };
 static const double LEAST_VARIANCE = 1e-8;
 
 /* Places of one or several collectives; `near` and `steps` are (num_places, num_places): how alike two places are to a
@@ -69,21 +71,22 @@ struct ls_surrogate {
 };
 /* The interface, in the order of a search; what each does stands where it is. */
 API int ls_version(void);
-API int ls_prepare(const struct ls_group *group, struct ls_record *record, int64_t *work);
+API int ls_prepare(const struct ls_group *group, struct ls_record *record);
 API int ls_fit_wire(const struct ls_group *group, const struct ls_record *record, const double *mean,
-                    const double *prior_sd, int64_t num_steps, double *params, double *covariance, double *cost,
-                    int64_t *work);
+                    const double *prior_sd, int64_t num_steps, double *params, double *covariance, double *cost);
 API int ls_wires(const struct ls_group *group, const struct ls_record *record, const double *params,
-                 struct ls_surrogate *surrogate, int64_t *work);
+                 struct ls_surrogate *surrogate);
 API int ls_fit_body(const struct ls_group *group, const struct ls_record *record, const struct ls_surrogate *surrogate,
                     const int64_t *sms, int64_t num_sms, const double *mean, const double *prior_sd, int64_t num_steps,
-                    double *params, double *covariance, double *cost, int64_t *work);
+                    double *params, double *covariance, double *cost);
 API int ls_computations(const struct ls_group *group, const struct ls_record *record, int64_t sm, const double *params,
-                        struct ls_surrogate *surrogate, int64_t *work);
+                        struct ls_surrogate *surrogate);
 API int ls_times(const struct ls_group *group, const struct ls_surrogate *surrogate, const int64_t *places, int64_t num,
                  double *comm_s, double *comp_s);
 API int ls_best(const struct ls_group *group, const struct ls_surrogate *surrogate, const uint8_t *excluded,
-                const int64_t *starts, int64_t num_starts, double doubt, int64_t *places, double *best, int64_t *work);
+                const int64_t *starts, int64_t num_starts, double doubt, int64_t *places, double *best);
+API int ls_waiting(const double *kernels, int64_t num_kernels, const double *lost, const double *alone,
+                   const double *slower, int64_t num_assignments, int64_t num_comms, int64_t num_draws, double *ended);
 
 /* Small things. ---------------------------------------------------------------------------------------------------- */
 
@@ -122,7 +125,7 @@ struct problem {
 void factorise(double *a, int64_t n);
 void solve(const double *factor, int64_t n, double *x);
 double *fit_scratch(int64_t rows, int64_t n);
-int64_t fit(const struct problem *p, int64_t num_steps, double *params, double *covariance, double *cost, double *scratch);
+void fit(const struct problem *p, int64_t num_steps, double *params, double *covariance, double *cost, double *scratch);
 
 /* lagom_search_wire.c: use, pace and comm_s of a surrogate, by the curve alone. ------------------------------------- */
 
@@ -161,11 +164,10 @@ struct outlook {
     const struct ls_surrogate *surrogate;
     int64_t num_comms, num_kernels, most;
     double doubt;
-    int64_t work;
 };
 
 static inline struct outlook outlook_of(const struct ls_group *group, const struct ls_surrogate *surrogate, double doubt) {
-    return (struct outlook){group, surrogate, group->num_comms, group->num_kernels, group->most_places, doubt, 0};
+    return (struct outlook){group, surrogate, group->num_comms, group->num_kernels, group->most_places, doubt};
 }
 
 static inline double comm_at(const struct outlook *o, int64_t j, int64_t place) {

@@ -97,27 +97,25 @@ static struct others without(const struct outlook *o, const struct candidates *c
     return sum;
 }
 
-static double chosen_s(struct outlook *o, const struct candidates *c, const int64_t *chosen) {
+static double chosen_s(const struct outlook *o, const struct candidates *c, const int64_t *chosen) {
     struct progress start = {0, 1.0, 0.0};
     struct others all = without(o, c, chosen, -1, -1);
-    o->work++;
     return rounded_max(all.comm_s, end_s(o, c, start, chosen, 0) * exp(all.rest), o->doubt);
 }
 
 /* Collective j at each of its candidates, all others as they are; true if a shorter makespan was found. */
-static bool vary(struct outlook *o, const struct candidates *c, int64_t *chosen, int64_t j, double *best) {
+static bool vary(const struct outlook *o, const struct candidates *c, int64_t *chosen, int64_t j, double *best) {
     struct progress start = before(o, c, chosen, j);
     struct others others = without(o, c, chosen, j, -1);
     double shortest = *best;
-    int64_t kept = chosen[j], found = -1, a = c->starts[j];
-    for (; a < end_of(c, j); a++) {
+    int64_t kept = chosen[j], found = -1;
+    for (int64_t a = c->starts[j]; a < end_of(c, j); a++) {
         double comm_s = others.comm_s + c->comm_s[a];
         if (comm_s >= shortest) break; /* and so are all slower ones */
         chosen[j] = a;
         double makespan = rounded_max(comm_s, end_s(o, c, start, chosen, j) * exp(others.rest + c->rest[a]), o->doubt);
         if (makespan < shortest) shortest = makespan, found = a;
     }
-    o->work += a - c->starts[j] + 1;
     chosen[j] = kept;
     if (found < 0 || !(shortest < *best * (1 - LEAST_STEP))) return false;
     chosen[j] = found;
@@ -134,7 +132,7 @@ static void near_in_speed(const struct candidates *c, int64_t j, int64_t chosen,
 }
 
 /* The best move of two collectives at once, a few places in speed; true if it shortens the makespan. */
-static bool trade(struct outlook *o, const struct candidates *c, int64_t *chosen, double *best) {
+static bool trade(const struct outlook *o, const struct candidates *c, int64_t *chosen, double *best) {
     int64_t n = o->num_comms, found[4] = {-1, -1, -1, -1}, from_i, to_i, from_j, to_j;
     double shortest = *best;
     for (int64_t i = 0; i < n; i++) {
@@ -151,7 +149,6 @@ static bool trade(struct outlook *o, const struct candidates *c, int64_t *chosen
                     double rest = others.rest + c->rest[a] + c->rest[b];
                     chosen[i] = a, chosen[j] = b;
                     double makespan = rounded_max(comm_s, end_s(o, c, start, chosen, i) * exp(rest), o->doubt);
-                    o->work++;
                     if (makespan < shortest) {
                         shortest = makespan;
                         found[0] = i, found[1] = j, found[2] = a, found[3] = b;
@@ -168,7 +165,7 @@ static bool trade(struct outlook *o, const struct candidates *c, int64_t *chosen
     return true;
 }
 
-static double descend(struct outlook *o, const struct candidates *c, int64_t *chosen) {
+static double descend(const struct outlook *o, const struct candidates *c, int64_t *chosen) {
     double best = chosen_s(o, c, chosen);
     int64_t since = 0, j = 0;
     while (since < o->num_comms) {
@@ -179,7 +176,7 @@ static double descend(struct outlook *o, const struct candidates *c, int64_t *ch
     return best;
 }
 
-static double all_pairs(struct outlook *o, const struct candidates *c, int64_t *chosen) {
+static double all_pairs(const struct outlook *o, const struct candidates *c, int64_t *chosen) {
     double best = INFINITY;
     int64_t tried[2];
     for (tried[0] = c->starts[0]; tried[0] < end_of(c, 0); tried[0]++) {
@@ -193,7 +190,7 @@ static double all_pairs(struct outlook *o, const struct candidates *c, int64_t *
 }
 
 /* The best place that is a candidate of all collectives of one lattice, for all of them; infinite if there is none. */
-static double best_equal(struct outlook *o, const struct candidates *c, int64_t *chosen, int64_t *tried) {
+static double best_equal(const struct outlook *o, const struct candidates *c, int64_t *chosen, int64_t *tried) {
     double best = INFINITY;
     for (int64_t a = 0; o->group->num_lattices == 1 && a < o->surrogate->num_front[0]; a++) {
         int64_t place = o->surrogate->fronts[a];
@@ -216,7 +213,7 @@ static double best_equal(struct outlook *o, const struct candidates *c, int64_t 
 /* Where the expected makespan is shortest: searched from the starts (num_starts, num_comms) and from the best equal
  * places. excluded (num_comms, most_places) may be NULL. *best is infinite where there is nothing to start from. */
 API int ls_best(const struct ls_group *group, const struct ls_surrogate *surrogate, const uint8_t *excluded,
-                const int64_t *starts, int64_t num_starts, double doubt, int64_t *places, double *best, int64_t *work) {
+                const int64_t *starts, int64_t num_starts, double doubt, int64_t *places, double *best) {
     struct outlook o = outlook_of(group, surrogate, doubt);
     struct candidates c = {.places = NULL, .comm_s = NULL};
     int64_t n = o.num_comms, *chosen = malloc((size_t)(2 * n) * sizeof *chosen);
@@ -244,6 +241,5 @@ API int ls_best(const struct ls_group *group, const struct ls_surrogate *surroga
     free(chosen);
     free(c.places);
     free(c.comm_s);
-    *work += o.work * (n + o.num_kernels) / 16;
     return status;
 }

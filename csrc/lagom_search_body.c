@@ -120,7 +120,7 @@ static void predict_body(const void *context, const double *params, double *valu
 /* The constants of the computations for each SM count in question, under the collectives as `surrogate` has them. */
 API int ls_fit_body(const struct ls_group *group, const struct ls_record *record, const struct ls_surrogate *surrogate,
                     const int64_t *sms, int64_t num_sms, const double *mean, const double *prior_sd, int64_t num_steps,
-                    double *params, double *covariance, double *cost, int64_t *work) {
+                    double *params, double *covariance, double *cost) {
     int64_t rows = record->num_runs;
     double *scratch = fit_scratch(rows, NUM_BODY), *observed = malloc((size_t)(2 * rows) * sizeof *observed);
     if (scratch && observed) {
@@ -132,9 +132,7 @@ API int ls_fit_body(const struct ls_group *group, const struct ls_record *record
         for (int64_t s = 0; s < num_sms; s++) {
             struct body_model model = {group, record, surrogate, sms[s]};
             struct problem problem = {rows, NUM_BODY, observed, sd, mean, prior_sd, &model, predict_body};
-            int64_t num = fit(&problem, num_steps, params + s * NUM_BODY, covariance + s * NUM_BODY * NUM_BODY,
-                              cost + s, scratch);
-            *work += num * rows * (group->num_comms + group->num_kernels) / 4;
+            fit(&problem, num_steps, params + s * NUM_BODY, covariance + s * NUM_BODY * NUM_BODY, cost + s, scratch);
         }
     }
     int status = scratch && observed ? 0 : -1;

@@ -64,10 +64,9 @@ static void normal_equations(const struct problem *p, const double *params, cons
     }
 }
 
-/* From `params`, in place; the covariance (params, params) and the cost at the end; returns the predictions made. */
-int64_t fit(const struct problem *p, int64_t num_steps, double *params, double *covariance, double *cost,
-                   double *scratch) {
-    int64_t n = p->num_params, rows = p->num_rows, num_predictions = 1;
+/* From `params`, in place; the covariance (params, params) and the cost at the end. */
+void fit(const struct problem *p, int64_t num_steps, double *params, double *covariance, double *cost, double *scratch) {
+    int64_t n = p->num_params, rows = p->num_rows;
     double *values = scratch, *tried_values = values + rows, *jacobian = tried_values + rows;
     double *normal = jacobian + rows * n, *ridged = normal + n * n, *slope = ridged + n * n, *step = slope + n;
     double *tried = step + n, damping = 1e-3;
@@ -85,13 +84,11 @@ int64_t fit(const struct problem *p, int64_t num_steps, double *params, double *
             tried[a] = params[a] + smaller(larger(step[a], -most), most);
         }
         p->predict(p->model, tried, tried_values, NULL);
-        num_predictions++;
         double tried_cost = cost_of(p, tried, tried_values);
         double gain = (*cost - tried_cost) / (*cost + 1e-9);
         if (tried_cost < *cost) {
             memcpy(params, tried, (size_t)n * sizeof *params);
             p->predict(p->model, params, values, jacobian);
-            num_predictions++;
             *cost = tried_cost;
             normal_equations(p, params, values, jacobian, normal, slope);
             damping /= 5;
@@ -107,7 +104,6 @@ int64_t fit(const struct problem *p, int64_t num_steps, double *params, double *
         solve(normal, n, step);
         for (int64_t b = 0; b < n; b++) covariance[b * n + a] = step[b];
     }
-    return num_predictions;
 }
 
 /* Room for the scratch of a fit. */

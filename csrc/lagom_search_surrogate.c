@@ -169,10 +169,8 @@ static int find_fronts(const struct ls_group *group, struct ls_surrogate *surrog
 /* The rest of a surrogate whose wires are known (`ls_wires`): the computations under one SM count and its constants, what
  * their curve misses, and the candidates. */
 API int ls_computations(const struct ls_group *group, const struct ls_record *record, int64_t sm, const double *params,
-                        struct ls_surrogate *surrogate, int64_t *work) {
+                        struct ls_surrogate *surrogate) {
     draw_kernels(group, sm, params, surrogate);
     if (find_rest(group, record, surrogate)) return -1;
-    *work += group->num_lattices * group->most_places * group->num_kernels / 16 +
-             record->num_runs * group->num_comms * (record->num_runs * group->num_comms + group->most_places) / 16;
     return find_fronts(group, surrogate);
 }

@@ -102,10 +102,9 @@ static void predict_wire(const void *model, const double *params, double *values
 
 API int ls_version(void) { return LS_VERSION; }
 
-/* The wire's constants from all collectives' times; params holds the start. Adds the predictions made to *work. */
+/* The wire's constants from all collectives' times; params holds the start. */
 API int ls_fit_wire(const struct ls_group *group, const struct ls_record *record, const double *mean,
-                    const double *prior_sd, int64_t num_steps, double *params, double *covariance, double *cost,
-                    int64_t *work) {
+                    const double *prior_sd, int64_t num_steps, double *params, double *covariance, double *cost) {
     int64_t rows = record->num_runs * group->num_comms, n = NUM_SHARED + NUM_OF_KIND * (group->num_kinds - 1);
     double *scratch = fit_scratch(rows, n), *observed = malloc((size_t)(2 * rows) * sizeof *observed);
     if (scratch && observed) {
@@ -117,7 +116,7 @@ API int ls_fit_wire(const struct ls_group *group, const struct ls_record *record
         }
         struct wire_model model = {group, record};
         struct problem problem = {rows, n, observed, sd, mean, prior_sd, &model, predict_wire};
-        *work += rows * fit(&problem, num_steps, params, covariance, cost, scratch);
+        fit(&problem, num_steps, params, covariance, cost, scratch);
     }
     int status = scratch && observed ? 0 : -1;
     free(scratch);

@@ -7,7 +7,7 @@ static int64_t room(const struct ls_group *group, const struct ls_record *record
 }
 
 /* Distinct places, their precisions and the factor of their covariance, which no constants of a fit change. */
-API int ls_prepare(const struct ls_group *group, struct ls_record *record, int64_t *work) {
+API int ls_prepare(const struct ls_group *group, struct ls_record *record) {
     int64_t *number = malloc((size_t)group->most_places * sizeof *number);
     if (!number) return -1;
     int64_t *seen = record->seen;
@@ -35,7 +35,6 @@ API int ls_prepare(const struct ls_group *group, struct ls_record *record, int64
             factor[a * num_seen + a] += 1 / precision[a];
         }
         factorise(factor, num_seen);
-        *work += num_seen * num_seen * num_seen / 300;
         record->num_seen[m] = num_seen;
         int64_t space = room(group, record, m);
         seen += space, precision += space, factor += space * space;
@@ -85,7 +84,7 @@ static void spread_smooth(const struct ls_lattice *lattice, const int64_t *seen,
 
 /* use and comm_s of the surrogate: the curve, the smooth rest of all, the collective's own factor, what one spot showed. */
 API int ls_wires(const struct ls_group *group, const struct ls_record *record, const double *params,
-                 struct ls_surrogate *surrogate, int64_t *work) {
+                 struct ls_surrogate *surrogate) {
     int64_t num_comms = group->num_comms, num_rows = record->num_runs * num_comms, space = 0, most = group->most_places;
     for (int64_t m = 0; m < group->num_lattices; m++) space += room(group, record, m);
     double *scratch = malloc((size_t)(3 * num_rows + space + num_comms + most) * sizeof *scratch);
@@ -138,6 +137,5 @@ API int ls_wires(const struct ls_group *group, const struct ls_record *record, c
         }
     }
     free(scratch);
-    *work += group->num_lattices * most + num_comms * most / 8;
     return 0;
 }

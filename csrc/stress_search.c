@@ -55,7 +55,7 @@ static void free_all(const void *const *arrays, int num) {
 
 static void search(void) {
     int64_t n = whole(1, 12), m = n > 1 ? whole(1, 2) : 1, kinds = whole(1, 3), kernels = whole(1, 6), sms = whole(1, 3);
-    int64_t runs = whole(1, 7), work = 0, most = 0, num_params = NUM_SHARED + NUM_OF_KIND * (kinds - 1), space = 0, square = 0;
+    int64_t runs = whole(1, 7), most = 0, num_params = NUM_SHARED + NUM_OF_KIND * (kinds - 1), space = 0, square = 0;
     struct ls_lattice lattices[2];
     for (int64_t i = 0; i < m; i++) {
         lattices[i] = make_lattice(whole(2, 60), kinds);
@@ -96,14 +96,14 @@ static void search(void) {
     for (int64_t s = 0; s < sms; s++) memcpy(body + s * NUM_BODY, body_mean, sizeof body_mean);
     for (int64_t i = 0; i < n * most; i++) excluded[i] = whole(0, 9) == 0;
 
-    check(!ls_prepare(&group, &record, &work), "prepare");
-    check(!ls_fit_wire(&group, &record, mean, sd, 8, params, covariance, cost, &work), "fit of the wire");
+    check(!ls_prepare(&group, &record), "prepare");
+    check(!ls_fit_wire(&group, &record, mean, sd, 8, params, covariance, cost), "fit of the wire");
     check(isfinite(cost[0]) && covariance[0] > 0, "the wire's cost and variance");
-    check(!ls_wires(&group, &record, params, &surrogate, &work), "wires");
-    check(!ls_fit_body(&group, &record, &surrogate, numbers, sms, body_mean, body_sd, 8, body, covariance, cost, &work),
+    check(!ls_wires(&group, &record, params, &surrogate), "wires");
+    check(!ls_fit_body(&group, &record, &surrogate, numbers, sms, body_mean, body_sd, 8, body, covariance, cost),
           "fit of the body");
-    check(!ls_computations(&group, &record, numbers[0], body, &surrogate, &work), "computations");
-    check(!ls_best(&group, &surrogate, whole(0, 1) ? excluded : NULL, places, whole(0, runs), 0.03, found, &best, &work),
+    check(!ls_computations(&group, &record, numbers[0], body, &surrogate), "computations");
+    check(!ls_best(&group, &surrogate, whole(0, 1) ? excluded : NULL, places, whole(0, runs), 0.03, found, &best),
           "best");
     if (isfinite(best)) {
         double comm_s, comp_s;
@@ -113,7 +113,13 @@ static void search(void) {
         check(!ls_times(&group, &surrogate, found, 1, &comm_s, &comp_s), "times");
         check(fabs(rounded_max(comm_s, comp_s, 0.03) / best - 1) < 1e-9, "the best is not what it is said to be");
     }
-    check(work > 0, "no work");
+    int64_t draws = whole(1, 4);
+    double *alone = reals(kernels * draws, 0.1, 1), *lost = reals(runs * n * draws, 0, 0.8);
+    double *moving = reals(runs * n * draws, 0.01, 2), *slower = reals(draws, 1, 1.4), *ended = reals(runs * draws, 0, 0);
+    if (whole(0, 3) == 0) lost[0] = NAN;
+    check(!ls_waiting(alone, kernels, lost, moving, slower, runs, n, draws, ended), "waiting");
+    check(isnan(lost[0]) || ended[0] > alone[0], "a stream that ends before its first kernel");
+    free_all((const void *const[]){alone, lost, moving, slower, ended}, 5);
     for (int64_t i = 0; i < m; i++) {
         free_all((const void *const[]){lattices[i].channels, lattices[i].chunk_bytes, lattices[i].kind,
                                        lattices[i].near, lattices[i].steps}, 5);

@@ -71,8 +71,9 @@ _LLAMA_70B_CHUNKS: Final = 5
 """Llama 3 70B in pipelines, in every release of Megatron-Bridge."""
 _TWO_BYTE: Final = ("bf16", "bf16?")
 _RECOMPUTE: Final = {
-    "": Recompute.NONE, "none": Recompute.NONE, "full": Recompute.FULL, "selective": Recompute.PRODUCTS,
-    "selective op": Recompute.PRODUCTS, "selective layer": Recompute.LAYERS,
+    "": Recompute.NONE, "none": Recompute.NONE, "no": Recompute.NONE, "full": Recompute.FULL,
+    "selective": Recompute.PRODUCTS, "selective op": Recompute.PRODUCTS, "selective layer": Recompute.LAYERS,
+    "selective (toml default)": Recompute.PRODUCTS,
 }  # fmt: skip
 
 

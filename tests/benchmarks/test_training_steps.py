@@ -42,6 +42,21 @@ def test_rows_of_two_frameworks_are_predicted_and_gathered_by_group_and_family(t
     assert found["torchtitan_without_compile"]["num_rows"] == 1  # type: ignore[index]
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (TITAN, TITAN.replace(",1,1,1,,,1,8,", ",1,1,1,n/a,N/A,1,8,")),
+        (TITAN.replace("selective op", "none"), TITAN.replace("selective op", "no")),
+        (TITAN, TITAN.replace("selective op", "selective (toml default)")),
+    ],
+)
+def test_what_tables_write_for_the_same_job_is_the_same_job(tmp_path: Path, first: str, second: str) -> None:
+    """A dense model's experts as n/a, recomputation in the words of torchtitan's own default."""
+    assert first != second
+    one, other = evaluate(table(tmp_path, first, second))["rows"]  # type: ignore[misc]
+    assert one["predicted_s"] == other["predicted_s"]
+
+
 def test_rows_that_a_constant_was_fitted_on_are_marked_dense_ones_and_the_mixture(tmp_path: Path) -> None:
     qwen = DENSE.replace("LLAMA2-7B", "Qwen3_30B_a3B").replace(",1,1,1,,1,1,8,2048,", ",1,1,1,8,1,1,8,2048,")
     found = evaluate(table(tmp_path, TITAN, DENSE, qwen))

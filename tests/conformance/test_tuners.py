@@ -32,6 +32,7 @@ from lagom_overlap.tuners.both_sides import BothSides
 from lagom_overlap.tuners.exhaustive import Exhaustive
 from lagom_overlap.tuners.fixed import Default, FixedMax, FixedMin, StaticCap
 from lagom_overlap.tuners.guard import Guarded
+from lagom_overlap.tuners.in_turns import InTurns
 from lagom_overlap.tuners.lagom import Lagom
 from lagom_overlap.tuners.ours import OurSearch
 from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Measurement, Outcome
@@ -56,6 +57,7 @@ TUNERS: dict[str, Make] = {
     "random": lambda problems: RandomSearch(problems, seed=3),
     "ours": lambda problems: OurSearch(problems, seed=3),
     "ours in a long job": lambda problems: OurSearch(problems, seed=3, job_measurements=100),
+    "in turns": lambda problems: InTurns(problems, {"lagom": Lagom(problems), "max": FixedMax(problems)}, 5),
     "both_sides": lambda problems: BothSides(problems, seed=3),
     "both_sides of lagom": lambda problems: BothSides(problems, seed=3, inner="lagom"),
 }

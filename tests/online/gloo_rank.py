@@ -152,6 +152,7 @@ def train(job: dict[str, Any], tuner_options: dict[str, Any] | None) -> dict[str
     out = {"losses": losses, "states": states, "graphs": graphs}
     if tuner is not None:
         out |= {"reason": tuner.reason, "settings": len(tuner.settings), "saved": ""}
+        out["contest"] = None if tuner.contest is None else tuner.contest.table()
         if job["save"]:
             try:
                 tuner.save(job["save"])

@@ -265,7 +265,7 @@ class SimulatedRoute:
 
 def study_of(options: OnlineOptions) -> StudyFactory:
     """What `OnlineTuner` makes, without entry points."""
-    return lambda problems, warm: Study(
+    return lambda problems, warm, steps_left: Study(
         problems,
         Guarded(Lagom(problems, seed=options.seed), problems),
         seed=options.seed,
@@ -279,6 +279,7 @@ class Job:
 
     num_ranks: int = 2
     options: OnlineOptions = field(default_factory=lambda: OnlineOptions(timeout_s=20.0, num_pairs=3))
+    make_study: StudyFactory | None = None
     store: FakeStore = field(default_factory=FakeStore)
     started: tuple[SiteSetting, ...] = ()
     cycles: tuple[RoleCycle, ...] = ()
@@ -303,7 +304,7 @@ class Job:
             if rank == 0:
                 self.leader = Leader(
                     self.options,
-                    study_of(self.options),
+                    self.make_study or study_of(self.options),
                     num_ranks=self.num_ranks,
                     route_name="simulated",
                     started=self.started,

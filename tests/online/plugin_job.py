@@ -93,7 +93,7 @@ def tuned(job, route):
     """The job's member after its search and verdict, and the makespan of every step."""
     options = OnlineOptions(window_steps=4, num_pairs=3, watch_steps=0, max_steps=1500)
 
-    def make_study(problems, warm):
+    def make_study(problems, warm, steps_left):
         return Study(problems, Guarded(Lagom(problems, seed=1, ladder="thirds"), problems), seed=1, num_pairs=3)
 
     store = pytest.importorskip("torch.distributed").HashStore()

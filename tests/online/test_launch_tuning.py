@@ -1,12 +1,15 @@
 """A rank under `lagom run`: full disks and switches thrown in one rank alone must not take it out of step."""
 
 import contextlib
+import json
+import re
 from dataclasses import dataclass, field
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from lagom_overlap.collective import CommConfig  # noqa: E402
 from lagom_overlap.errors import OutputError  # noqa: E402
 from lagom_overlap.online import launch_session  # noqa: E402
 from lagom_overlap.online.events import JsonLines, PrometheusFile  # noqa: E402
@@ -15,7 +18,9 @@ from lagom_overlap.online.launch_session import Rank, Tuning  # noqa: E402
 from lagom_overlap.online.launch_steps import is_trained  # noqa: E402
 from lagom_overlap.online.options import OnlineOptions  # noqa: E402
 from lagom_overlap.online.ranks.messages import SwitchState  # noqa: E402
+from lagom_overlap.results.contest import ContestResult, TunerResult  # noqa: E402
 from lagom_overlap.results.step_times import read_step_times  # noqa: E402
+from lagom_overlap.tuners.sequential import judged_pairs  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -44,6 +49,12 @@ class Tuner:
     reason = "as the test says"
     settings = ()
     num_steps_left = 12
+    contest = None
+
+    @property
+    def priorities(self):
+        return {"g": {"0:ag": 0.25}} if self.state is SwitchState.SEARCH else {}
+
     start_check = None
 
     @property
@@ -106,6 +117,61 @@ def test_settings_that_cannot_be_saved_cost_one_line_and_no_step(start, capsys, 
         assert tuner.saves == ["settings.json"]
         assert said.count("no space left") == 1
         assert "runs without us" not in said
+
+
+def test_each_step_of_a_climb_is_said_with_its_h(start, capsys, tmp_path):
+    class Climbing(Tuner):
+        @property
+        def reason(self):
+            return f"0:ag: {2**self.num_ended} channels (ladder unit; smallest H = 0.25)"
+
+    step = start(Climbing())
+    for _ in range(3):
+        step()
+    said = capsys.readouterr().err
+    assert "2 channels (ladder unit; smallest H = 0.25)" in said
+    assert 'lagom_priority{rank="0",collective="0:ag",group="g"} 0.25' in (tmp_path / "metrics.prom").read_text()
+    for _ in range(3):
+        step()
+    assert "lagom_priority{" not in (tmp_path / "metrics.prom").read_text(), "the search is over"
+
+
+def test_the_table_of_several_tuners_is_said_and_kept_once(start, capsys, tmp_path):
+    faster = judged_pairs([1.0] * 3, [0.8] * 3)
+    tuner = Tuner()
+    tuner.contest = ContestResult(
+        tuners=(
+            TunerResult(name="ours", settings={}, judgement=None, num_measurements=3, num_steps=19),
+            TunerResult(
+                name="lagom",
+                settings={
+                    "g": {"0:all_gather": CommConfig(num_channels=4), "1:all_gather": CommConfig(num_channels=4)}
+                },
+                judgement=faster,
+                num_measurements=9,
+                num_steps=61,
+            ),
+            TunerResult(name="autoccl", settings={}, judgement=None, num_measurements=0, num_steps=0),
+        ),
+        adopted=None,
+        num_verdict_steps=45,
+        default_step_s=0.1,
+    )
+    step = start(tuner)
+    for _ in range(8):
+        step()
+    said = capsys.readouterr().err
+    for line in (
+        "ours - - is the default 3 19",
+        "lagom 1.250x 1.250 to 1.250 faster 9 61",
+        "autoccl - - did not search: out of steps 0 0",
+        "lagom sets 4 channels: 2 all_gather",
+        "set it: lagom run --online --tuner lagom",
+    ):
+        assert re.sub(" +", " ", said).count(line) == 1, said
+    kept = json.loads((tmp_path / "compare.json").read_text())
+    assert kept["tuners"][1]["settings"]["g"]["0:all_gather"]["num_channels"] == 4
+    assert kept["tuners"][1]["judgement"]["ratio"] == pytest.approx(1.25)
 
 
 def test_a_rank_that_is_disabled_alone_goes_on_until_all_ranks_are_off(start, monkeypatch):

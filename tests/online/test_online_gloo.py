@@ -54,6 +54,22 @@ def test_a_tuned_job_has_the_losses_of_the_stock_framework_bit_for_bit(
         assert " 3 pairs" in ranks[0]["reason"]
 
 
+def test_tuners_are_compared_on_a_real_job_and_change_no_bit_of_it(tmp_path: Path) -> None:
+    tuner = {"tuner": "default", "compare": ["fixed_min"], "window_steps": 4, "max_slowdown": 1000}  # never given up
+    ranks = run(tmp_path, steps=84, tuner=tuner)
+    for rank in ranks:
+        assert rank["losses"] == rank["stock"]
+        assert rank["states"] == ranks[0]["states"]
+    assert ranks[0]["states"][-1] == "watch", ranks[0]["reason"]
+    own, smallest = ranks[0]["contest"]
+    assert (own["tuner"], own["groups_set"], smallest["tuner"]) == ("default", 0, "fixed_min")
+    assert smallest["measurements"] == 1
+    assert smallest["groups_set"] > 0
+    assert smallest["ratio"] > 0
+    assert smallest["decision"] in {"faster", "slower", "no difference"}
+    assert ranks[1]["contest"] is None, "rank 0 judges"
+
+
 def test_a_job_of_varying_length_is_searched_by_classes_of_sizes(tmp_path: Path) -> None:
     """No two steps send the same number of bytes."""
     kind, adapters = "calls, of varying length", ["calls"]

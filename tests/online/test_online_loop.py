@@ -4,6 +4,7 @@ import logging
 import sys
 from itertools import product
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 
 import pytest
@@ -18,20 +19,29 @@ from job_of_threads import (
     SimulatedRoute,
     comm_s,
     comp_s,
+    study_of,
 )
 from torch import distributed as dist
 
-from lagom_overlap.collective import CollectiveKind, CommConfig
+from lagom_overlap.collective import CollectiveKind, CommConfig, ConfigSpace, Subspace
 from lagom_overlap.errors import BackendError
 from lagom_overlap.online.journal import JournalFile
 from lagom_overlap.online.options import OnlineOptions
 from lagom_overlap.online.ranks.exchange import Exchange
 from lagom_overlap.online.ranks.member import Member
 from lagom_overlap.online.ranks.messages import SwitchState, WindowPlan
+from lagom_overlap.online.ranks.search import study_factory
 from lagom_overlap.online.routes.compute import BothSidesRoute, NoComputeRoute
 from lagom_overlap.online.routes.gloo import GlooRoute
 from lagom_overlap.online.step_clock import HostClock
 from lagom_overlap.online.tuner import _Step
+from lagom_overlap.report.contest import contest_lines
+from lagom_overlap.tuners.base import Problems
+from lagom_overlap.tuners.journal import StepKind
+from lagom_overlap.tuners.ours import MOST_MEASURED
+from lagom_overlap.tuners.study import Study
+from lagom_overlap.tuners.warm_start import WarmStart
+from lagom_overlap.verbs.show import _searched
 
 
 def options(**changes: object) -> OnlineOptions:
@@ -100,6 +110,100 @@ def test_the_states_come_in_order() -> None:
     job.run(220)
     states = list(dict.fromkeys(state for state, _ in job.plans[1]))
     assert states == ["record", "search", "verdict", "watch"]
+
+
+def test_ours_searches_on_in_a_long_job_and_stops_at_twelve_where_the_length_is_unknown() -> None:
+    """Many settings and steps that differ by 2 % for no reason: after twelve trials there is still something to win."""
+    space = ConfigSpace((Subspace(num_channels=tuple(range(1, 17)), chunk_bytes=tuple(2**n for n in range(15, 23))),))
+
+    def run(job_steps: int) -> tuple[int, str]:
+        chosen = options(tuner="ours", job_steps=job_steps)
+        job = Job(options=chosen, make_study=study_factory(chosen))
+        for route in job.routes:
+            route.num_layers, route.space = 1, lambda key: space
+            route.delay = lambda step: 1 + 0.02 * Random(step).gauss(0, 1)
+        job.run(120)
+        assert job.leader is not None
+        assert job.leader.study is not None
+        searched = [entry for entry in job.leader.study.entries if entry.step.kind == StepKind.SEARCH]
+        return len(searched), job.plans[0][-1][0]
+
+    num_short, state = run(0)
+    assert num_short <= MOST_MEASURED
+    assert state != SwitchState.SEARCH
+    num_long, state = run(10**6)
+    assert num_long > MOST_MEASURED
+    assert state == SwitchState.SEARCH, "it has not had enough"
+
+
+def test_tuners_search_one_after_the_other_and_what_each_found_is_judged_against_the_default() -> None:
+    chosen = options(tuner="lagom", compare=("autoccl", "fixed_min"))
+    job = Job(options=chosen, make_study=study_factory(chosen))
+    for route in job.routes:
+        route.num_layers = 1
+    job.run(900)
+    assert not job.meeting.mismatches
+    assert job.leader is not None
+    contest = job.leader.contest
+    assert contest is not None
+    assert [each.name for each in contest.tuners] == ["lagom", "autoccl", "fixed_min"]
+    for each in contest.tuners[:3]:
+        ((gather, scatter),) = [tuple(configs.values()) for configs in each.settings.values()]
+        assert each.judgement is not None
+        by_hand = layer_s(CommConfig(), CommConfig()) / layer_s(gather, scatter)
+        assert each.judgement.ratio == pytest.approx(by_hand)
+        assert each.judgement.is_faster == (by_hand >= 1.005)
+    assert contest.tuners[2].num_measurements == 1
+    assert contest.tuners[2].num_steps == 7, "three that may end it, four that measure"
+    assert contest.adopted == ("lagom" if contest.tuners[0].judgement.is_faster else None)
+    assert contest.best is not None
+    assert f"{contest.best.name} is best: proven faster in 3 pairs" in contest_lines(contest)[-1]
+
+
+def test_h_of_the_collective_that_climbs_is_live_and_in_the_journal(tmp_path: Path) -> None:
+    chosen = options(tuner="lagom")
+    job = Job(
+        options=chosen,
+        make_study=study_factory(chosen),
+        journals=tuple(JournalFile(tmp_path / f"journal.{rank}.jsonl") for rank in range(2)),
+    )
+    said: dict[str, dict[str, float]] = {}
+
+    def note(rank: int, step: int) -> None:
+        if rank == 0 and (leader := job.leader) is not None and leader.priorities:
+            ((_, metrics),) = list(leader.priorities.items())[:1]
+            said.setdefault(job.members[0].plan.reason, dict(metrics))  # later the next plan may be made
+
+    for route in job.routes:
+        route.num_layers = 1
+    job.run(120, note)
+    climbs = [(reason, metrics) for reason, metrics in said.items() if "smallest H = " in reason]
+    assert climbs
+    for reason, metrics in climbs:
+        comm, _, words = reason.partition(": ")
+        if comm in metrics:
+            assert f"smallest H = {metrics[comm]:.3g}" in reason
+            assert metrics[comm] == min(metrics.values()), words
+    shown = _searched(tmp_path)
+    assert sum("; H: " in line for line in shown) >= len(climbs)
+    assert any(
+        f"{metrics['0:all_gather']:.3g}" in line for line in shown for _, metrics in climbs if "0:all_gather" in metrics
+    )
+
+
+def test_a_search_after_a_drift_knows_how_much_of_the_job_is_left() -> None:
+    chosen = options(job_steps=1000, drift_steps=8, max_rearms=1)
+    left: list[int] = []
+
+    def make_study(problems: Problems, warm: WarmStart | None, steps_left: int) -> Study:
+        left.append(steps_left)
+        return study_of(chosen)(problems, warm, steps_left)
+
+    job = Job(options=chosen, make_study=make_study)
+    for route in job.routes:
+        route.delay = lambda step: 1.0 if step < 220 else 1.5
+    job.run(320)
+    assert left == [995, pytest.approx(750, abs=30)]
 
 
 def test_a_slower_candidate_leaves_the_job_as_it_was() -> None:
@@ -340,7 +444,7 @@ def test_different_calls_on_one_communicator_freeze_the_tuning_until_they_agree_
         return record
 
     job.routes[1].run = run
-    job.run(330)
+    job.run(500)
     states = [state for state, _ in job.plans[0]]
     assert "frozen" in states
     assert states[-1] == SwitchState.WATCH

@@ -427,7 +427,7 @@ def test_two_ranks_with_plug_ins_of_their_own_run_every_step_alike(start):
     store = pytest.importorskip("torch.distributed").HashStore()
     options = OnlineOptions(window_steps=4, num_pairs=3, watch_steps=0, max_steps=400)
 
-    def make_study(problems, warm):
+    def make_study(problems, warm, steps_left):
         return Study(problems, Guarded(Lagom(problems, seed=1), problems), seed=1, num_pairs=3)
 
     jobs = [start() for _ in range(2)]

@@ -83,6 +83,30 @@ def test_collectives_begin_where_kernels_end(
     assert found[0, 0] == pytest.approx(end)
 
 
+def test_every_draw_of_every_assignment_is_played_alone() -> None:
+    """Against the plain loop over events, one stream after the other."""
+    random = np.random.default_rng(1)
+    kernels, slower = random.uniform(0.1, 1, (5, 3)), random.uniform(1, 1.4, 3)
+    lost, alone = random.uniform(0, 0.8, (40, 4, 3)), random.uniform(0.01, 1.5, (40, 4, 3))
+    found = makespans(kernels, lost, alone, slower)
+    for a, d in np.ndindex(40, 3):
+        now, i, left = 0.0, 0, float(kernels[0, d])
+        for moving_s, share in zip(alone[a, :, d], lost[a, :, d], strict=True):
+            if i < 5:
+                now, i = now + left, i + 1  # behind the kernel that runs
+                left = float(kernels[i, d]) if i < 5 else 0.0
+            work = moving_s * slower[d]
+            while i < 5 and work > 1e-12:
+                step = min(work, left / (1 - share))
+                now, work, left = now + step, work - step, left - step * (1 - share)
+                if left <= 1e-12:
+                    i += 1
+                    left = float(kernels[i, d]) if i < 5 else 0.0
+            now += work / slower[d]
+        now += left + float(kernels[i + 1 :, d].sum()) if i < 5 else 0.0
+        assert found[a, d] == pytest.approx(now)
+
+
 def test_of_measured_times_what_was_waited_for_is_found() -> None:
     """Kernels of 1 s; 1.5 s of which the first kernel took 1; then 0.5 + 0.7; then exposed."""
     found = replay(np.ones(3), np.zeros((1, 3)), np.array([[1.5, 1.2, 2.0]]))

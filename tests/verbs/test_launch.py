@@ -19,7 +19,7 @@ from lagom_overlap.errors import BundleError, JobError, LagomError, OutputError,
 from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
 from lagom_overlap.nccl_plugin.table_reader import read_table
 from lagom_overlap.nccl_plugin.table_writer import encode_table
-from lagom_overlap.online import conclusions, run_jobs
+from lagom_overlap.online import conclusions, launch_session, run_jobs
 from lagom_overlap.verbs import run as launch
 from lagom_overlap.verbs.run import LaunchRequest, RunMode, command_of, prepare
 from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
@@ -340,6 +340,27 @@ def test_online_tuning_searches_with_the_tuner_that_is_named(tmp_path, plugin_li
         request(tmp_path, RunMode.OBSERVE, tuner="lagom")
 
 
+def test_online_tuning_compares_the_tuners_that_are_named(tmp_path, plugin_library):
+    made = prepare(request(tmp_path, RunMode.ONLINE, compare=("lagom", "autoccl")), environment())
+    assert launch_session.options_of("online", made.environment).compare == ("lagom", "autoccl")
+    assert launch_session.options_of("online", environment()).compare == ()
+    with pytest.raises(UnknownNameError, match="unknown tuner 'lagon'"):
+        prepare(request(tmp_path, RunMode.ONLINE, compare=("lagon",)), environment())
+    with pytest.raises(JobError, match="--compare has no meaning without --online"):
+        request(tmp_path, RunMode.OBSERVE, compare=("lagom",))
+    for names in (("ours",), ("lagom", "lagom"), ("default",)):
+        with pytest.raises(JobError, match="allowed: different tuners other than default and ours"):
+            request(tmp_path, RunMode.ONLINE, compare=names)
+
+
+def test_online_tuning_is_told_how_long_the_job_is(tmp_path, plugin_library):
+    made = prepare(request(tmp_path, RunMode.ONLINE, job_steps=70_000), environment())
+    assert launch_session.options_of("online", made.environment).job_steps == 70_000
+    assert launch_session.options_of("online", environment()).job_steps == 0
+    with pytest.raises(JobError, match="--job-steps has no meaning without --online"):
+        request(tmp_path, RunMode.OBSERVE, job_steps=70_000)
+
+
 def test_without_the_plug_in_the_job_runs_and_it_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr("lagom_overlap.nccl_plugin.library.lagom_overlap.__path__", [str(tmp_path)])
     monkeypatch.setattr(launch, "boot_folder", lambda: tmp_path)
@@ -401,6 +422,7 @@ def test_machines_that_each_start_a_torchrun_of_one_job_share_the_folder_that_is
         (["--prove", "gloo.json", "--config", "gloo.json", "--", PYTHON], "--config has no meaning with --prove"),
         (["--restarts", "7", "--config", "gloo.json", "--", PYTHON], "--restarts has no meaning without --prove"),
         (["--prove", "gloo.json", "--restarts", "5", "--", PYTHON], "allowed: 6 to 50"),
+        (["--online", "--job-steps", "0", "--", PYTHON], "'0' is no number of steps; allowed: 1 to 1000000000000"),
         (["--config", "bad.env", "--", PYTHON], "line 2: 'NCCL_ALGO' is not NAME=value"),
         (["--config", "ours.env", "--", PYTHON], "PYTHONPATH is lagom run's own"),
         (["--config", "empty.toml", "--", PYTHON], "'empty.toml' is no plan"),

@@ -26,6 +26,8 @@ SHELLS: Final = ("bash", "zsh", "fish")
 """Shells that `completion` writes for."""
 MAX_COUNT: Final = 1 << 20
 """GPUs, tokens or sequences."""
+MAX_JOB_STEPS: Final = 10**12
+"""Chosen far above any job: a step of 10 us would take four months."""
 _COMPAT: Final = ("hta",)
 
 _Verbs: TypeAlias = "argparse._SubParsersAction[Any]"
@@ -68,6 +70,18 @@ def count(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= MAX_COUNT:
         raise argparse.ArgumentTypeError(f"{text!r} is no count; allowed: whole numbers from 1 to {MAX_COUNT}")
     return int(text)
+
+
+def job_steps(text: str) -> int:
+    """A job's number of steps."""
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_JOB_STEPS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of steps; allowed: 1 to {MAX_JOB_STEPS}")
+    return int(text)
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Names by comma."""
+    return tuple(name.strip() for name in text.split(","))
 
 
 def group(text: str) -> tuple[str, str]:
@@ -299,6 +313,20 @@ def _run(verbs: _Verbs) -> None:
         f"{RESTARTS}); saved settings are proven by restarts, too, if this is given",
     )
     parser.add_argument("--tuner", metavar="NAME", help="what searches with --online, as of lagom tune (default: ours)")
+    parser.add_argument(
+        "--compare",
+        type=names,
+        default=(),
+        metavar="NAMES",
+        help="other tuners by comma, with --online: each searches, too, and all results run against the default in "
+        "turns; only --tuner's may be adopted",
+    )
+    parser.add_argument(
+        "--job-steps",
+        type=job_steps,
+        metavar="N",
+        help="about how many steps the job makes, with --online: in a long job the search goes on while that pays",
+    )
     parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for what is written (default: lagom-runs/)")
     _debug(parser)
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the training command")

@@ -6,7 +6,8 @@ from rich.text import Text
 
 from lagom_overlap.cli.output import show
 from lagom_overlap.cli.stdout import say
-from lagom_overlap.verbs.init import SEQ_LEN, InitRequest, next_lines, run_init
+from lagom_overlap.jobfile.step import SEQ_LEN
+from lagom_overlap.verbs.init import InitRequest, next_lines, run_init
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -41,6 +41,8 @@ def _request(arguments: argparse.Namespace) -> LaunchRequest:
         mode=mode,
         config=arguments.config if arguments.prove is None else arguments.prove,
         tuner=arguments.tuner,
+        job_steps=arguments.job_steps,
+        compare=arguments.compare,
         out=arguments.out,
     )
 

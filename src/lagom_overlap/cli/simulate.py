@@ -16,6 +16,7 @@ from lagom_overlap.cli.stdout import say
 from lagom_overlap.errors import JobError
 from lagom_overlap.interrupts import exit_code
 from lagom_overlap.jobfile.job import Job
+from lagom_overlap.jobfile.step import SEQ_LEN
 from lagom_overlap.jobfile.variants import JobVariants
 from lagom_overlap.planners.layout_search import SearchProgress
 from lagom_overlap.report.layouts.terminal import layouts_summary
@@ -23,7 +24,7 @@ from lagom_overlap.report.simulate.terminal import captured_summary, simulation_
 from lagom_overlap.results.layouts import LayoutsResult
 from lagom_overlap.units import format_seconds
 from lagom_overlap.verbs.simulate import SimulateRequest, run_simulate
-from lagom_overlap.verbs.simulate_layouts import FRAMEWORKS, SEQ_LEN, LayoutsRequest, run_layouts, run_variants
+from lagom_overlap.verbs.simulate_layouts import FRAMEWORKS, LayoutsRequest, run_layouts, run_variants
 
 _OF_MODEL: Final = ("cluster", "gpus", "seq_len", "global_batch", "framework")
 

@@ -25,6 +25,7 @@ HELP: Final[Mapping[str, str]] = {
     "lagom_step_seconds": "Length of the last step in seconds, on this rank.",
     "lagom_state": "1 for the state that tuning is in.",
     "lagom_settings": "Call sites that are set to something.",
+    "lagom_priority": "Lagom's metric H: computation lost per communication gained; the least climbs next.",
     "lagom_communication_seconds": "Time of collectives per sampled step, by kind.",
     "lagom_reachable_ratio": "Share of the communication time that a knob reaches.",
 }

@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, MutableMapping
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
+import msgspec
 from torch import distributed as dist
 from torch import nn
 
@@ -29,17 +30,24 @@ from lagom_overlap.online.launch_steps import TrainingSteps, is_trained, is_trai
 from lagom_overlap.online.options import MODE_VARIABLE, OnlineOptions, is_disabled
 from lagom_overlap.online.ranks.messages import SETTLED, SwitchState
 from lagom_overlap.online.run_jobs import (
+    COMPARE_VARIABLE,
     CONFIG_VARIABLE,
     FIRST_WORLD_VARIABLE,
     FOLDER_VARIABLE,
+    JOB_STEPS_VARIABLE,
     TUNER_VARIABLE,
     note_rank,
 )
 from lagom_overlap.online.tuner import OnlineTuner
+from lagom_overlap.record import write_private
 from lagom_overlap.results.conclusion import Conclusion
 from lagom_overlap.results.step_times import MOST_STEPS, RunSteps, write_step_times
 from lagom_overlap.tuners.registry import OURS
 
+if TYPE_CHECKING:  # one rank has one, of some jobs
+    from lagom_overlap.results.contest import ContestResult
+
+CONTEST_NAME: Final = "compare.json"
 TRACES: Final = "traces"
 """Where `--observe` leaves a sampled step of the first ranks, for `lagom analyze`."""
 PART_VARIABLE: Final = "LAGOM_RUN_PART"
@@ -203,6 +211,7 @@ class Tuning:
         self._open: contextlib.AbstractContextManager[None] | None = None
         self._last: tuple[SwitchState, str, int] | None = None
         self._is_unsaved = False
+        self._told_contest: ContestResult | None = None
 
     def on_model(self, model: nn.Module) -> None:
         """Makes the tuner, on all ranks at the same call of the model."""
@@ -303,12 +312,32 @@ class Tuning:
                 say([f"online tuning: {tuner.state.words}: {tuner.reason}{left}"])
             if tuner.state in SETTLED:
                 self._save(tuner)
+                if self._rank == 0 and tuner.contest is not None:
+                    safely(partial(self._tell_contest, tuner.contest))
                 if self._proves and self._rank == 0:
                     safely(self._prove)
+        priorities = tuner.priorities
+        if self._rank == 0 and priorities and not is_new_state:
+            say([f"online tuning: {tuner.reason}"])  # each step of a climb, with its H
+        self._metrics.forget("lagom_priority")
+        for group, metrics in priorities.items():
+            for comm, metric in metrics.items():
+                self._metrics.set("lagom_priority", metric, group=group, collective=comm)
         self._last = now
         self._metrics.set("lagom_settings", len(tuner.settings))
         self._metrics.flush()
         self._events.write("state", state=tuner.state, reason=tuner.reason, settings=len(tuner.settings))
+
+    def _tell_contest(self, contest: "ContestResult") -> None:
+        """Says how the tuners did, once for each search of them, and keeps it."""
+        if contest is not self._told_contest:
+            # Not at the top: one rank, once.
+            from lagom_overlap.report.contest import contest_lines  # noqa: PLC0415
+            from lagom_overlap.results.base import encoded  # noqa: PLC0415
+
+            self._told_contest = contest
+            say(contest_lines(contest))
+            write_private(self._folder / CONTEST_NAME, msgspec.json.format(encoded(contest), indent=2) + b"\n")
 
     def _save(self, tuner: OnlineTuner) -> None:
         try:
@@ -363,7 +392,7 @@ def begin_session(environment: Mapping[str, str]) -> Rank:
                 metrics,
                 folder=folder,
                 config=Path(config) if config else None,
-                options=_options(mode, environment),
+                options=options_of(mode, environment),
                 rank=rank,
             )
             # On gloo an adapter has to fit the model; below the plug-in any framework will do.
@@ -381,7 +410,7 @@ def begin_session(environment: Mapping[str, str]) -> Rank:
             raise JobError(f"{MODE_VARIABLE} is {mode!r}; allowed: observe, online, prove, held, fixed, planned")
 
 
-def _options(mode: str, environment: Mapping[str, str]) -> OnlineOptions:
+def options_of(mode: str, environment: Mapping[str, str]) -> OnlineOptions:
     """Online tuning's of a mode; what only judges or holds settings is done with that, and does not watch."""
     match mode:
         case "prove":
@@ -389,4 +418,8 @@ def _options(mode: str, environment: Mapping[str, str]) -> OnlineOptions:
         case "held":
             return OnlineOptions(searches=False, watch_steps=0, max_rearms=0, check_share=0.0)
         case _:
-            return OnlineOptions(tuner=environment.get(TUNER_VARIABLE, OURS))
+            return OnlineOptions(
+                tuner=environment.get(TUNER_VARIABLE, OURS),
+                compare=tuple(filter(None, environment.get(COMPARE_VARIABLE, "").split(","))),
+                job_steps=int(environment.get(JOB_STEPS_VARIABLE, "0")),
+            )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from lagom_overlap.tuners.problem import MAX_PAIRS, MIN_PAIRS, most_verdict_steps
-from lagom_overlap.tuners.registry import OURS
+from lagom_overlap.tuners.registry import DEFAULT, OURS
 
 MODE_VARIABLE: Final = "LAGOM_RUN_MODE"
 """The mode of `lagom run` in its ranks: observe, online or fixed."""
@@ -22,8 +22,9 @@ class OnlineOptions:
 
     `window_steps` is the length of a measuring window: its first step warms up, and its last one is not measured
     because the ranks' reports are under way. `max_slowdown` abandons a trial after one measured step that took that
-    many times the default. `max_steps` and `max_seconds` bound the search and its verdict together; the verdict ends as
-    soon as the sequential test has decided, after at most `num_pairs` rounds.
+    many times the default. `max_steps` and `max_seconds` bound the search and its verdict together, for each tuner; the
+    verdict ends as soon as the sequential test has decided, after at most `num_pairs` rounds. `compare` names tuners
+    that search after `tuner`, unguarded, and whose results run in the verdict's rounds; only `tuner`'s may be adopted.
     `watch_steps` is the length of a window once the job is settled (0: stop for good); where steps are short it is up
     to four times that, so that agreement takes a small part of them. A settled job is tuned again, at most `max_rearms`
     times, if its steps take `drift_ratio` times as long for `drift_steps` steps (more if longer phases have ended by
@@ -33,6 +34,8 @@ class OnlineOptions:
     the one after the last search do not count towards that share (0: no checks, saved settings are trusted).
     Without `searches` nothing is searched: saved settings are judged against the default by the rule of a verdict, or
     trusted where `check_share` is 0, and if they are not of this job, nothing is set.
+    `job_steps` is about how many steps the job makes from its start on (0: unknown, as in a short job): in a long one
+    `ours` searches on while the expected gain in the steps left pays for the measurements, within `max_steps`.
     `timeout_s` is the longest time that any rank waits for another one because of us. `sm_carveouts` are numbers of SMs
     that the computation may leave free, one for the whole step; the tuner must search them (`both_sides`).
     `new_algorithms` also tries algorithms that NCCL has not used on a communicator yet: their buffers stay allocated
@@ -41,11 +44,13 @@ class OnlineOptions:
 
     tuner: str = OURS
     tuner_options: dict[str, bool | int | float | str] = field(default_factory=dict)
+    compare: tuple[str, ...] = ()
     seed: int = 0
     window_steps: int = 5
     max_slowdown: float = 2.0
     max_steps: int = 1000
     max_seconds: float = 3600.0
+    job_steps: int = 0
     num_pairs: int = 25
     deterministic: bool = False
     watch_steps: int = 25
@@ -64,10 +69,16 @@ class OnlineOptions:
         wrong = [
             f"{name} is {getattr(self, name)}, must be {allowed}"
             for name, allowed, is_right in (
+                (
+                    "compare",
+                    f"different tuners other than {self.tuner!r} and {DEFAULT!r}, which run anyway",
+                    len({self.tuner, DEFAULT, *self.compare}) == 2 + len(self.compare) - (self.tuner == DEFAULT),
+                ),
                 ("window_steps", f"at least {LEAST_WINDOW}", self.window_steps >= LEAST_WINDOW),
                 ("max_slowdown", "above 1", self.max_slowdown > 1),
                 ("max_steps", "at least 0", self.max_steps >= 0),
                 ("max_seconds", "at least 0", self.max_seconds >= 0),
+                ("job_steps", "at least 0", self.job_steps >= 0),
                 ("num_pairs", f"from {MIN_PAIRS} to {MAX_PAIRS}", MIN_PAIRS <= self.num_pairs <= MAX_PAIRS),
                 (
                     "watch_steps",
@@ -91,6 +102,16 @@ class OnlineOptions:
         ]
         if wrong:
             raise ValueError("; ".join(wrong))
+
+    @property
+    def most_steps(self) -> int:
+        """Steps of all searches and the verdict together."""
+        return self.max_steps * (1 + len(self.compare))
+
+    @property
+    def most_seconds(self) -> float:
+        """The same in time."""
+        return self.max_seconds * (1 + len(self.compare))
 
     @property
     def budget_warning(self) -> str:

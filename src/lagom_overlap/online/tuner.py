@@ -64,6 +64,7 @@ from lagom_overlap.tuners.registry import check_tuner_name, searches_launches
 if TYPE_CHECKING:  # one rank checks, and it alone loads what does; few jobs have a listener
     from lagom_overlap.online.live import Announcer, OnEvent
     from lagom_overlap.online.ranks.check import Check
+    from lagom_overlap.results.contest import ContestResult
 
 _log = logging.getLogger(__name__)
 
@@ -108,7 +109,8 @@ class OnlineTuner:
         **changes: object,
     ) -> None:
         chosen = replace(options or OnlineOptions(), **changes)  # type: ignore[arg-type]  # checked by the class
-        check_tuner_name(chosen.tuner)
+        for name in (chosen.tuner, *chosen.compare):
+            check_tuner_name(name)
         if adapters is not None:
             # Not at the top, here and below: the side of gloo or of NCCL is loaded by a job on it.
             from lagom_overlap.online.adapters.gloo import check_adapter_names  # noqa: PLC0415
@@ -223,6 +225,18 @@ class OnlineTuner:
         """The check of the settings that the job was started with, on rank 0, under way or over; None without one."""
         leader = None if self._member is None else self._member.leader
         return None if leader is None else leader.start_check
+
+    @property
+    def priorities(self) -> Mapping[str, Mapping[str, float]]:
+        """Lagom's metric H by group and collective in the trial under way, on rank 0; the least climbs next."""
+        leader = None if self._member is None else self._member.leader
+        return {} if leader is None else leader.priorities
+
+    @property
+    def contest(self) -> "ContestResult | None":
+        """How the tuners of `compare` and `tuner` did against the default, on rank 0 once that is decided."""
+        leader = None if self._member is None else self._member.leader
+        return None if leader is None else leader.contest
 
     @property
     def is_settled(self) -> bool:

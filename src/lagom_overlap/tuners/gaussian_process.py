@@ -35,14 +35,25 @@ class Data:
     rows: npt.NDArray[np.intp]
 
     @property
+    def with_all(self) -> Floats:
+        """The covariance of the values with all points of the process.
+
+        An observation is of a few points, so the others are left out of the sum: there are hundreds.
+        """
+        seen = np.flatnonzero(self.weights.any(axis=0))
+        return np.asarray(self.weights[:, seen] @ self.kernel[seen])
+
+    @property
     def covariance(self) -> Floats:
         """Of the values, without noise."""
-        return np.asarray(self.weights @ self.kernel @ self.weights.T)
+        seen = np.flatnonzero(self.weights.any(axis=0))
+        weights = self.weights[:, seen]
+        return np.asarray(weights @ self.kernel[np.ix_(seen, seen)] @ weights.T)
 
     def fitted(self, noise: Floats) -> Floats:
         """The process's mean, given the values."""
         solved = np.linalg.solve(self.covariance + noise, self.values)
-        return np.asarray(self.mean + self.kernel @ (self.weights.T @ solved))
+        return np.asarray(self.mean + self.with_all.T @ solved)
 
 
 class Root:
@@ -103,13 +114,13 @@ class Slow:
     def mean(self, data: Data, part: slice) -> Floats:
         """The posterior mean of a process given all values."""
         towards = np.zeros((len(self._values), len(data.mean)))
-        towards[part] = data.weights @ data.kernel
+        towards[part] = data.with_all
         return np.asarray(data.mean + np.linalg.solve(self._root.root, towards).T @ self._root.whitened)
 
     def draws(self, data: Data, part: slice, random: np.random.Generator) -> Floats:
         """Draws (size, draws) of a process given all values, the mean first; `part` are its observations."""
         towards = np.zeros((len(self._values), len(data.mean)))
-        towards[part] = data.weights @ data.kernel
+        towards[part] = data.with_all
         solved = np.linalg.solve(self._root.root, towards)
         mean, kernel = data.mean + solved.T @ self._root.whitened, data.kernel - solved.T @ solved
         root = np.linalg.cholesky(kernel + 10 * JITTER * np.eye(len(mean)))

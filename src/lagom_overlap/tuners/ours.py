@@ -194,6 +194,7 @@ class GroupSearch:
         self._slowed: list[float] = []
         self._best = problem.default
         self._choices: list[list[Setting]] = []
+        self._choices_by: dict[tuple[bool, bool], list[list[Setting]]] = {}
 
     def run(self) -> Search:
         """The search as a generator."""
@@ -300,10 +301,11 @@ class GroupSearch:
             )
         ]
         base, split = curves.places([self._best])[0], self._num_hidden()
-        rows = [base]
-        for place in np.unique(np.concatenate(own)).tolist():
-            having = [j for j, places in enumerate(own) if place in places]
-            late = [j for j in having if curves.begins_late(j)]
+        rows, waits = [base], [curves.begins_late(j) for j in range(len(own))]
+        sets = [set(places.tolist()) for places in own]
+        for place in sorted(set().union(*sets)):
+            having = [j for j, places in enumerate(sets) if place in places]
+            late = [j for j in having if waits[j]]
             parts = [*_parts(having, sum(j < split for j in having)), late, [j for j in having if j not in late]]
             for members in parts:
                 row = base.copy()
@@ -375,13 +377,19 @@ class GroupSearch:
         Where the default hides communication no more channels than its own; and no other algorithm or protocol before
         something was measured that does not.
         """
+        standing = self._trades, self._is_exposed
+        if standing not in self._choices_by:
+            self._choices_by[standing] = self._choices_of(trades=standing[0], is_exposed=standing[1])
+        return self._choices_by[standing]
+
+    def _choices_of(self, *, trades: bool, is_exposed: bool) -> list[list[Setting]]:
         by_space: dict[tuple[object, Place], list[Setting]] = {}
         for space, start in zip(self._problem.spaces, self._starts, strict=True):
             if (space, start) not in by_space:
-                ways = space.subspaces if self._trades else (start.subspace,)
+                ways = space.subspaces if trades else (start.subspace,)
                 most = setting_of(start.default, start.subspace, start).num_channels
                 settings = [setting for way in ways for setting in settings_of(way, start)]
-                by_space[space, start] = [each for each in settings if self._is_exposed or each.num_channels <= most]
+                by_space[space, start] = [each for each in settings if is_exposed or each.num_channels <= most]
         return [by_space[pair] for pair in zip(self._problem.spaces, self._starts, strict=True)]
 
     def _settings(self, assignment: Assignment) -> list[Setting]:

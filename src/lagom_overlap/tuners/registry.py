@@ -9,6 +9,8 @@ from lagom_overlap.registry import TUNERS, entry_point_names, load
 
 OURS: Final = "ours"
 """The default tuner of `tune`, online, `compare`, `both_sides`, traces and warm starts: `tuners/ours.py`."""
+DEFAULT: Final = "default"
+"""The tuner that only measures the untouched job; an arm of each verdict has its name."""
 DEFAULT_MEASUREMENTS: Final = 40
 """The budget of a search if neither job nor tuner names one. Chosen, not measured."""
 
@@ -56,6 +58,15 @@ def takes_warm_start(name: str) -> bool:
         UnknownNameError: if there is none of that name.
     """
     return "warm" in inspect.signature(tuner_factory(name)).parameters
+
+
+def asks_job_length(name: str) -> bool:
+    """Whether a tuner searches on in a long job: it takes `job_measurements`, the windows that are still to come.
+
+    Raises:
+        UnknownNameError: if there is none of that name.
+    """
+    return "job_measurements" in inspect.signature(tuner_factory(name)).parameters
 
 
 def check_takes_warm_start(*names: str) -> None:

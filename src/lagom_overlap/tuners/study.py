@@ -7,12 +7,14 @@ Pure: no clock, file, environment or global random numbers; the same reports giv
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
 from typing import Final
 
 from lagom_overlap.errors import BackendError, BundleError
 from lagom_overlap.tuners.base import Problems, Trial, Tuner, check_outcomes, problems_by_name
+from lagom_overlap.tuners.in_turns import InTurns
 from lagom_overlap.tuners.journal import Entry, Step, StepKind
 from lagom_overlap.tuners.problem import (
     MAX_PAIRS,
@@ -31,6 +33,21 @@ UNCHANGED_PAIRS: Final = 9
 """Rounds if the tuned assignment is the default: there is nothing to prove, they only compare it with the baselines."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """What one of several tuners ended with, after `num_measurements`, and how it compares with the default.
+
+    `judgement` is None where that is the default itself, nothing was compared, or it `failed` in the verdict, for the
+    reason given.
+    """
+
+    name: str
+    assignments: Mapping[str, Assignment]
+    num_measurements: int
+    judgement: Judgement | None
+    failed: str = ""
+
+
 class StudyPhase(StrEnum):
     """Where a study is."""
 
@@ -44,7 +61,8 @@ class Study:
 
     The verdict runs pairs of the default first, then rounds of all contenders until the sequential test has decided,
     `num_pairs` at most. `max_measurements` bounds the search steps; the verdict's are counted apart. A baseline that
-    only some groups have stands for the default in the others.
+    only some groups have stands for the default in the others. Of several tuners (`InTurns`) the first is the study's
+    own; what the others end with runs in the same rounds, which go on until the test has decided on each.
 
     Raises:
         ValueError: if there is no group, names repeat, a baseline is named like an arm of ours, or a number is out of
@@ -68,6 +86,10 @@ class Study:
         self._defaults = {name: problem.default for name, problem in self._problems.items()}
         self._baselines = _baselines(problems)
         self._tuner = tuner
+        self._in_turns = tuner if isinstance(tuner, InTurns) else None
+        self._rivals = {} if self._in_turns is None else dict.fromkeys(self._in_turns.names[1:], self._defaults)
+        if taken := self._rivals.keys() & {DEFAULT_ARM, TUNED_ARM, SAME_ARM, *self._baselines}:
+            raise ValueError(f"tuners are named {sorted(taken)}, which are other arms of the verdict")
         self._seed = seed
         self._num_pairs = num_pairs
         self._max_measurements = max_measurements
@@ -127,6 +149,34 @@ class Study:
     def num_verdict_steps(self) -> int:
         """The most steps that the verdict takes: pairs of the default, then rounds times contenders."""
         return most_verdict_steps(self._num_pairs, len(self._arms()))
+
+    @property
+    def contenders(self) -> tuple[Contender, ...]:
+        """Each of several tuners against the default, once the study is done; none where there is one tuner."""
+        if self._in_turns is None or self._phase is not StudyPhase.DONE or self._tuned is None:
+            return ()
+        found = []
+        for name, assignments in self._in_turns.results().items():
+            arm = self._arm_of(assignments)
+            failed = "" if arm is None else self._failures.get(arm, "")
+            is_judged = arm is not None and not failed and self.num_rounds > 0
+            found.append(
+                Contender(
+                    name=name,
+                    assignments=dict(assignments),
+                    num_measurements=self._in_turns.num_measurements[name],
+                    judgement=self._judged(arm) if is_judged and arm is not None else None,
+                    failed=failed,
+                )
+            )
+        return tuple(found)
+
+    def _arm_of(self, assignments: Mapping[str, Assignment]) -> str | None:
+        """The arm of the verdict that runs an assignment; None for the default."""
+        if dict(assignments) == self._defaults:
+            return None
+        arms = {TUNED_ARM: self.recommended, **self._rivals}
+        return next((arm for arm, own in arms.items() if dict(own) == dict(assignments)), None)
 
     @property
     def num_rounds(self) -> int:
@@ -216,6 +266,12 @@ class Study:
             self._phase = StudyPhase.DONE
             return
         self._phase = StudyPhase.VERDICT
+        if self._in_turns is not None:  # what is equal runs once
+            results = self._in_turns.results()
+            self._rivals = {}
+            for name in self._in_turns.names[1:]:
+                if dict(results[name]) != self._defaults and self._arm_of(results[name]) is None:
+                    self._rivals[name] = dict(results[name])
         self._makespans_s = {arm: [] for arm in self._arms()}
         self._queue = [(None, SAME_ARM)] * 2
 
@@ -228,7 +284,7 @@ class Study:
         self._queue = [(number, arm) for arm in order]
 
     def _arms(self) -> list[str]:
-        return [DEFAULT_ARM, TUNED_ARM, *self._baselines]
+        return [DEFAULT_ARM, TUNED_ARM, *self._rivals, *self._baselines]
 
     def _next_verdict(self) -> Step:
         number, arm = self._queue[0]
@@ -237,6 +293,7 @@ class Study:
             SAME_ARM: self._defaults,
             DEFAULT_ARM: self._defaults,
             TUNED_ARM: self._tuned,
+            **self._rivals,
             **self._baselines,
         }
         return Step(
@@ -283,17 +340,20 @@ class Study:
         self._begin_round()
 
     def _is_decided(self) -> bool:
-        if self._judgement().decision is not Decision.OPEN:
+        rivals = [arm for arm in self._rivals if arm not in self._failures]
+        if any(self._judged(arm).decision is Decision.OPEN for arm in rivals):
+            return False
+        if self._judged(TUNED_ARM).decision is not Decision.OPEN:
             return True
-        return not self._tuned_differs and self.num_rounds >= UNCHANGED_PAIRS
+        return not self._tuned_differs and (self.num_rounds >= UNCHANGED_PAIRS or bool(rivals))
 
     @property
     def _tuned_differs(self) -> bool:
         return dict(self.recommended) != self._defaults
 
-    def _judgement(self) -> Judgement:
-        default_s, tuned_s = self._makespans_s[DEFAULT_ARM], self._makespans_s[TUNED_ARM]
-        return judged_pairs(default_s, tuned_s, same_s=self._same_pairs, most_pairs=self._num_pairs)
+    def _judged(self, arm: str) -> Judgement:
+        default_s, arm_s = self._makespans_s[DEFAULT_ARM], self._makespans_s[arm]
+        return judged_pairs(default_s, arm_s, same_s=self._same_pairs, most_pairs=self._num_pairs)
 
     @property
     def _same_pairs(self) -> tuple[tuple[float, float], ...]:

@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from lagom_overlap.tuners.machine.library import address, call
 from lagom_overlap.workload import Kernel, OverlapGroup
 
 SM_COUNTS: Final = (56, 68, 72, 78, 80, 84, 108, 114, 128, 132, 142, 148, 160)
@@ -139,35 +140,11 @@ def makespans(kernels: Floats, lost: Floats, alone: Floats, nearby: Floats) -> F
     `kernels` are their times alone (kernels, draws), `lost` what they lose next to each collective, `alone` its time
     (both: assignments, collectives, draws), `nearby` by how much that is longer next to a kernel (draws).
     """
-    count, num, num_draws = alone.shape
-    shape, last = (count * num_draws, num), len(kernels) - 1
-    alone, lost = (np.moveaxis(each, 2, 1).reshape(shape) for each in (alone, lost))
-    slower, draw = np.tile(nearby, count), np.tile(np.arange(num_draws), count)
-    nothing = np.zeros((len(alone), 2))
-    tail = np.concatenate([np.cumsum(alone[:, ::-1], axis=1)[:, ::-1], nothing], axis=1)
-    work_of = np.concatenate([alone * slower[:, None], nothing[:, :1]], axis=1)
-    rate_of = np.concatenate([1 - lost, nothing[:, :1] + 1], axis=1)
-    result, rows = np.empty(len(alone)), np.arange(len(alone))
-    i, j = np.zeros(len(rows), dtype=np.intp), np.zeros(len(rows), dtype=np.intp)
-    now, left, work = np.zeros(len(rows)), kernels[0, draw], work_of[:, 0]
-    waits = np.ones(len(rows), dtype=bool)
-    while len(rows):
-        moves = ~waits & (j < num)
-        rate = np.where(moves, rate_of[rows, j], 1.0)
-        to_kernel_end, to_comm_end = left / rate, np.where(moves, work, np.inf)
-        step = np.minimum(to_kernel_end, to_comm_end)
-        kernel_ends, comm_ends = to_kernel_end <= to_comm_end, to_comm_end <= to_kernel_end
-        now = now + step
-        i, j = i + kernel_ends, j + comm_ends
-        left = np.where(kernel_ends, kernels[np.minimum(i, last), draw[rows]], left - step * rate)
-        work = np.where(comm_ends, work_of[rows, j], np.where(moves, work - step, work))
-        waits = comm_ends | (waits & ~kernel_ends)
-        is_done = i > last
-        if is_done.any():  # what is left of the stream has nothing next to it
-            at, kept = rows[is_done], ~is_done
-            result[at] = now[is_done] + work[is_done] / slower[at] + tail[at, j[is_done] + 1]
-            rows, i, j, now, left, work, waits = (each[kept] for each in (rows, i, j, now, left, work, waits))
-    return result.reshape(count, num_draws)
+    ended = np.empty((alone.shape[0], alone.shape[2]))
+    arrays = [np.ascontiguousarray(each, dtype=np.float64) for each in (kernels, lost, alone, nearby)]
+    at = [address(each) for each in arrays]
+    call("ls_waiting", at[0], len(kernels), *at[1:], *alone.shape, address(ended))
+    return ended
 
 
 @dataclass(frozen=True, slots=True)

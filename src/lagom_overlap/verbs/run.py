@@ -42,7 +42,7 @@ from lagom_overlap.nccl_plugin.table_reader import MAX_TABLE_BYTES, decode_table
 from lagom_overlap.nccl_plugin.table_writer import write_table
 from lagom_overlap.record import OTHERS_MAY_WRITE, check_own_folder, read_regular, write_private
 from lagom_overlap.results.base import encoded
-from lagom_overlap.tuners.registry import check_tuner_name
+from lagom_overlap.tuners.registry import DEFAULT, OURS, check_tuner_name
 from lagom_overlap.verbs.given import Given, GivenKind, given, read_environment
 
 MODE_VARIABLE: Final = "LAGOM_RUN_MODE"
@@ -50,6 +50,8 @@ FOLDER_VARIABLE: Final = "LAGOM_RUN_FOLDER"
 RUN_VARIABLE: Final = "LAGOM_RUN_ID"
 CONFIG_VARIABLE: Final = "LAGOM_RUN_CONFIG"
 TUNER_VARIABLE: Final = "LAGOM_RUN_TUNER"
+JOB_STEPS_VARIABLE: Final = "LAGOM_RUN_JOB_STEPS"
+COMPARE_VARIABLE: Final = "LAGOM_RUN_COMPARE"
 ENGINE_VARIABLE: Final = "LAGOM_RUN_ENGINE"
 WORLD_VARIABLE: Final = "LAGOM_RUN_WORLD"
 COMMAND_VARIABLE: Final = "LAGOM_RUN_COMMAND"
@@ -93,7 +95,8 @@ _WITHOUT_PLUGIN: Final = (RunMode.PLANNED, RunMode.HELD)
 class LaunchRequest:
     """A command and how to run it.
 
-    `config` is what --config or --prove names, `tuner` what searches online (None: ours), `out` a new folder (None: one
+    `config` is what --config or --prove names, `tuner` what searches online (None: ours), `job_steps` about how many
+    steps the job makes (None: unknown), `compare` the tuners that are compared with it, `out` a new folder (None: one
     below lagom-runs). FIXED with a config becomes HELD or PLANNED by what that is; PLANNED without one is untouched.
     """
 
@@ -101,6 +104,8 @@ class LaunchRequest:
     mode: RunMode
     config: Path | None = None
     tuner: str | None = None
+    job_steps: int | None = None
+    compare: tuple[str, ...] = ()
     out: Path | None = None
 
     def __post_init__(self) -> None:
@@ -112,6 +117,16 @@ class LaunchRequest:
             raise JobError("--config has no meaning with --observe, which changes nothing")
         if self.tuner is not None and self.mode is not RunMode.ONLINE:
             raise JobError("--tuner has no meaning without --online: nothing is searched")
+        if self.job_steps is not None and self.mode is not RunMode.ONLINE:
+            raise JobError("--job-steps has no meaning without --online: nothing is searched")
+        if self.compare and self.mode is not RunMode.ONLINE:
+            raise JobError("--compare has no meaning without --online: nothing is searched")
+        taken = (DEFAULT, self.tuner or OURS)  # both run anyway
+        if len({*taken, *self.compare}) < len(taken) + len(self.compare):
+            raise JobError(
+                f"--compare names {', '.join(self.compare)}; allowed: different tuners other than "
+                f"{' and '.join(taken)}, which run anyway"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,8 +203,8 @@ def prepare(request: LaunchRequest, environment: Mapping[str, str]) -> PreparedL
 
 def _resolved(request: LaunchRequest) -> tuple[LaunchRequest, "_Fixed | None"]:
     """The request with the file that was given and how the ranks take it, and what is set, where --config sets it."""
-    if request.tuner is not None:
-        check_tuner_name(request.tuner)
+    for name in (request.tuner or OURS, *request.compare):
+        check_tuner_name(name)
     if request.config is None:
         return request, None
     found = given(request.config)
@@ -328,6 +343,10 @@ class _Fixed:
 def _named(request: LaunchRequest) -> dict[str, str]:
     """What the ranks are told of the request by name."""
     named = {} if request.tuner is None else {TUNER_VARIABLE: request.tuner}
+    if request.job_steps is not None:
+        named[JOB_STEPS_VARIABLE] = str(request.job_steps)
+    if request.compare:
+        named[COMPARE_VARIABLE] = ",".join(request.compare)
     return named if request.config is None else {**named, CONFIG_VARIABLE: str(request.config.resolve())}
 
 

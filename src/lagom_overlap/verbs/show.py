@@ -23,6 +23,9 @@ from lagom_overlap.report.tune.words import config_text
 from lagom_overlap.results.listing import ShowResult
 from lagom_overlap.toml_tables import parse_toml
 from lagom_overlap.trace.reader import is_trace
+from lagom_overlap.tuners.bundle import MAX_BUNDLE_BYTES
+from lagom_overlap.tuners.journal import StepKind
+from lagom_overlap.tuners.rows import GroupRow
 from lagom_overlap.units import format_bytes, format_memory, format_percent, format_seconds
 from lagom_overlap.verbs.plan_file import MAX_PLAN_BYTES, check_plan_file
 from lagom_overlap.verbs.saved_runs import figures
@@ -85,6 +88,7 @@ def _run(path: Path) -> ShowResult:
             for key, value in record.request.items()
             if value is not None and value is not False and value != []
         ]
+    said += _searched(path)
     said += [] if record.seed is None else [f"seed: {record.seed}"]
     said += [f"date: {record.date}", f"machine: {_pairs(record.machine) or 'not recorded'}"]
     said += [f"versions: {_pairs(record.versions)}"]
@@ -100,6 +104,36 @@ def _run(path: Path) -> ShowResult:
 def _typed(path: Path) -> str:
     """A path as a shell takes it."""
     return shlex.quote(str(path))
+
+
+class _Line(msgspec.Struct, frozen=True):
+    """A step of an online search's journal, as far as it is shown."""
+
+    number: int
+    kind: StepKind
+    groups: dict[str, GroupRow]
+
+
+def _searched(path: Path) -> list[str]:
+    """The trials of an online search, from its journal: why, how long, and Lagom's H where the tuner has it."""
+    journals = sorted(path.glob("journal.*.jsonl"))
+    if not journals:
+        return []
+    decoder, said = msgspec.json.Decoder(_Line), []
+    try:
+        for text in read_regular(journals[0], MAX_BUNDLE_BYTES).splitlines()[1:]:
+            line = decoder.decode(text)
+            if line.kind is StepKind.SEARCH:
+                said += [f"trial {line.number}: {_trial(row)}" for row in line.groups.values()]
+    except (OSError, ValueError) as error:  # msgspec's are ValueErrors
+        said.append(f"the journal {journals[0].name} cannot be read to its end: {error}")
+    return said
+
+
+def _trial(row: GroupRow) -> str:
+    took = row.failure if row.measured is None else format_seconds(row.measured.makespan_s)
+    metrics = ", ".join(f"{comm} {value:.3g}" for comm, value in row.priorities.items())
+    return f"{row.reason or 'as before'}: {took}" + (f"; H: {metrics}" if metrics else "")
 
 
 def _pairs(named: Mapping[str, str]) -> str:

@@ -28,6 +28,7 @@ from lagom_overlap.online.ranks.messages import UNLIKE, Report, SwitchState, Win
 from lagom_overlap.online.ranks.plans import Plans
 from lagom_overlap.online.ranks.search import Search, StudyFactory
 from lagom_overlap.online.ranks.watch import WATCHED_STEPS, Watch
+from lagom_overlap.results.contest import ContestResult
 from lagom_overlap.tuners.study import Study
 from lagom_overlap.tuners.warm_start import Earlier, WarmStart, earlier_of
 
@@ -116,6 +117,9 @@ class Leader:
         self._num_alike = 0
         self._num_void = 0
         self._num_freezes = 0
+        self._num_steps = 0
+        self.contest: ContestResult | None = None
+        """What came of the last search of several tuners."""
 
     @property
     def plan(self) -> WindowPlan | None:
@@ -126,6 +130,11 @@ class Leader:
     def study(self) -> Study | None:
         """The study under way or done, if one began."""
         return None if self._search is None else self._search.study
+
+    @property
+    def priorities(self) -> Mapping[str, Mapping[str, float]]:
+        """Lagom's H by group and collective, in the trial under way; empty without one."""
+        return {} if self._search is None else self._search.priorities
 
     @property
     def start_check(self) -> Check | None:
@@ -157,6 +166,7 @@ class Leader:
         """The plan after a window that all ranks report; `programs` holds every program that the report names."""
         plan = self._plans.last
         assert plan is not None, "next before first"
+        self._num_steps += plan.num_steps
         self._payback.took(plan, report, now_s)
         self._watch.took(plan, report)
         if report.stop:
@@ -302,6 +312,7 @@ class Leader:
         if next_ is not None:
             return next_
         self._plans.adopted, sentence = search.outcome()
+        self.contest = search.contest()
         return self._watch.settle(self._plans.adopted, sentence, self._shapes)
 
     def _recorded(self, report: Report, programs: Mapping[str, StepProgram]) -> WindowPlan:
@@ -336,14 +347,16 @@ class Leader:
             payback=self._payback,
             make_study=self._make_study,
             warm=warm_start(job, self._searched, self._saved),
+            steps_left=max(0, options.job_steps - self._num_steps),
         )
-        if search.num_verdict_steps > options.max_steps:
+        if search.num_verdict_steps > options.most_steps:
             budget = (
                 f"max_steps is {options.max_steps}, comparing with the default takes {search.num_verdict_steps} steps"
             )
             return self._watch.settle((), f"the budget is too small: {budget}", self._shapes)
         how = self._num_ranks, options.tuner, options.tuner_options, options.seed, options.num_pairs
         octaves = (self._plans.size_octaves,) if self._plans.size_octaves else ()
+        compared = (options.compare,) if options.compare else ()
         journal, self._found_journal = self._found_journal, ""
-        search.take_up_journal(journal, job.fingerprint(*how, *octaves), self._route_name)
+        search.take_up_journal(journal, job.fingerprint(*how, *octaves, *compared), self._route_name)
         return self._or_settle(search, search.next_trial())

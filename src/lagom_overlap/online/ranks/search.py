@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Final
 
-from lagom_overlap.collective import LaunchScope, LaunchSpace
+from lagom_overlap.collective import CommConfig, LaunchScope, LaunchSpace
 from lagom_overlap.collective.sites import SiteSetting
 from lagom_overlap.errors import BundleError
 from lagom_overlap.online.journal import whole_lines
@@ -21,12 +21,14 @@ from lagom_overlap.online.payback import Payback
 from lagom_overlap.online.problems import JobProblems
 from lagom_overlap.online.ranks.messages import Report, SwitchState, WindowPlan, steps_that_count
 from lagom_overlap.online.ranks.plans import PROBATION_STEPS, Plans
-from lagom_overlap.tuners.base import Problems
+from lagom_overlap.results.contest import ContestResult, TunerResult
+from lagom_overlap.tuners.base import Problems, Tuner
 from lagom_overlap.tuners.bundle import header_line, parse_header
 from lagom_overlap.tuners.guard import make_tuner
+from lagom_overlap.tuners.in_turns import InTurns
 from lagom_overlap.tuners.journal import Entry, Step, StepKind, entries_from_json, entry_to_json
-from lagom_overlap.tuners.problem import Assignment, Failure, Measurement, Outcome
-from lagom_overlap.tuners.registry import takes_warm_start
+from lagom_overlap.tuners.problem import Assignment, Failure, Measurement, Outcome, most_verdict_steps
+from lagom_overlap.tuners.registry import asks_job_length, takes_warm_start
 from lagom_overlap.tuners.study import Study, StudyPhase
 from lagom_overlap.tuners.verdict import DEFAULT_ARM, SAME_ARM
 from lagom_overlap.tuners.warm_start import WarmStart
@@ -34,7 +36,8 @@ from lagom_overlap.units import format_seconds
 
 _log = logging.getLogger(__name__)
 
-StudyFactory = Callable[[Problems, WarmStart | None], Study]
+StudyFactory = Callable[[Problems, WarmStart | None, int], Study]
+"""Makes the study of a job that makes so many more steps, 0 if that is unknown."""
 
 
 @dataclass(slots=True)
@@ -48,6 +51,7 @@ class _Trial:
 class Search:
     """A study of `job`, begun by `warm`, whose steps are windows that `plans` writes; `payback` counts what it costs.
 
+    `steps_left` are the steps that the job still makes, 0 if that is unknown.
     Its first trial is the default, and measures what the groups take untouched.
     """
 
@@ -60,11 +64,12 @@ class Search:
         payback: Payback,
         make_study: StudyFactory,
         warm: WarmStart | None,
+        steps_left: int = 0,
     ) -> None:
         self._plans: Final = plans
         self._options: Final = options
         self._payback: Final = payback
-        self._new_study: Final[Callable[[], Study]] = lambda: make_study(job.problems, warm)
+        self._new_study: Final[Callable[[], Study]] = lambda: make_study(job.problems, warm, steps_left)
         self.job: Final = job
         self.study = self._new_study()
         self._assignments: dict[str, Assignment] = job.default
@@ -82,7 +87,7 @@ class Search:
         """The most training steps until the verdict is over: what `max_steps` leaves, in the verdict its rounds."""
         study, options = self.study, self._options
         if study.phase is StudyPhase.SEARCH:
-            return max(options.max_steps - self._payback.num_steps, self.num_verdict_steps)
+            return max(options.most_steps - self._payback.num_steps, self.num_verdict_steps)
         ran = sum(entry.step.kind is StepKind.VERDICT for entry in study.entries)
         return max(0, study.num_verdict_steps - ran) * options.window_steps
 
@@ -108,8 +113,8 @@ class Search:
         study, options = self.study, self._options
         if study.phase is StudyPhase.SEARCH:
             rest = self.num_verdict_steps
-            out_of_steps = self._payback.num_steps + rest + 2 * options.window_steps > options.max_steps
-            if out_of_steps or self._payback.elapsed_s + rest * self._payback.base_s > options.max_seconds:
+            out_of_steps = self._payback.num_steps + rest + 2 * options.window_steps > options.most_steps
+            if out_of_steps or self._payback.elapsed_s + rest * self._payback.base_s > options.most_seconds:
                 study.stop_search()
         step = study.next()
         if step is None:
@@ -122,7 +127,7 @@ class Search:
         self._trial = _Trial(step, is_probation=is_search and not is_default)
         where = "" if step.round is None else f" in round {step.round + 1}"
         arm = "measuring noise" if step.arm == SAME_ARM else f"{step.arm}{where}"
-        reason = next(iter(step.reasons.values()), arm)
+        reason = _reason(step) or arm
         if self._trial.is_probation:
             return self._plans.give(state, reason, PROBATION_STEPS, 1)
         # Whole steps judge: none of them is measured.
@@ -167,6 +172,53 @@ class Search:
         is_adopted = verdict is not None and verdict.adopted
         return self.job.settings(self.study.chosen) if is_adopted else (), self._payback.sentence(verdict)
 
+    def contest(self) -> ContestResult | None:
+        """Each of several tuners against the default, once all is over; None where there is one tuner."""
+        found = self.study.contenders
+        if not found:
+            return None
+        searches = [entry for entry in self.study.entries if entry.step.kind is StepKind.SEARCH]
+        rows, at = [], 0
+        for each in found:
+            own, at = searches[at : at + each.num_measurements], at + each.num_measurements
+            changed = {n: a for n, a in each.assignments.items() if a != self.job.default[n]}
+            rows.append(
+                TunerResult(
+                    name=each.name,
+                    settings={name: self._configs(name, assignment) for name, assignment in changed.items()},
+                    judgement=each.judgement,
+                    num_measurements=each.num_measurements,
+                    num_steps=sum(map(self._num_steps_of, own)),
+                    failed=each.failed,
+                )
+            )
+        adopted = self.study.verdict is not None and self.study.verdict.adopted
+        return ContestResult(
+            tuners=tuple(rows),
+            adopted=rows[0].name if adopted else None,
+            num_verdict_steps=self._options.window_steps
+            * sum(entry.step.kind is StepKind.VERDICT for entry in self.study.entries),
+            default_step_s=self._payback.base_s,
+        )
+
+    def _configs(self, group: str, assignment: Assignment) -> dict[str, CommConfig]:
+        names = self.job.groups[group].problem.group.comm_names
+        return dict(zip(names, assignment, strict=True))
+
+    def _num_steps_of(self, entry: Entry) -> int:
+        """Steps of a trial; windows that had to be repeated are left out."""
+        window = self._options.window_steps
+        if dict(entry.step.assignments) == {name: self.job.default[name] for name in entry.step.assignments}:
+            return window
+        is_abandoned = any(isinstance(outcome, Failure) for outcome in entry.outcomes.values())
+        return PROBATION_STEPS + (0 if is_abandoned else window - 1)
+
+    @property
+    def priorities(self) -> Mapping[str, Mapping[str, float]]:
+        """The metric H by group and collective as the trial under way has it, of a tuner that has one."""
+        trial = self._trial
+        return {} if trial is None or self.study.phase is not StudyPhase.SEARCH else trial.step.priorities
+
     @property
     def _under_way(self) -> _Trial:
         assert self._trial is not None, "no trial is under way"
@@ -192,24 +244,46 @@ class Search:
         return {name: Failure(reason, read.get(name)) for name in blamed}
 
 
+def _reason(step: Step) -> str:
+    """Why a trial runs what it runs, in one group; where a tuner has H, in two of them, since each climbs its own."""
+    climbing = [reason for name, reason in step.reasons.items() if step.priorities.get(name)]
+    if not climbing:
+        return next(iter(step.reasons.values()), "")
+    more = f"; and {len(climbing) - 2} groups more" if len(climbing) > 2 else ""
+    return "; ".join(climbing[:2]) + more
+
+
 def study_factory(options: OnlineOptions) -> StudyFactory:
     """The factory of the studies of the options' tuner."""
     launches = LaunchSpace(sm_carveouts=options.sm_carveouts, scope=LaunchScope.STEP)
     takes_warm = takes_warm_start(options.tuner)
+    asks_length = asks_job_length(options.tuner) and "job_measurements" not in options.tuner_options
 
-    def make(problems: Problems, warm: WarmStart | None) -> Study:
+    def make(problems: Problems, warm: WarmStart | None, steps_left: int) -> Study:
         problems = tuple(replace(problem, launches=launches) for problem in problems)
         if warm is not None and takes_warm:
             _log.info("the search begins with %s", warm.source)
-        tuner = make_tuner(
+        tuner: Tuner = make_tuner(
             options.tuner,
             problems,
             seed=options.seed,
-            options=options.tuner_options,
+            options=options.tuner_options | ({"job_measurements": windows_left(steps_left)} if asks_length else {}),
             guarded=True,
             warm=warm if takes_warm else None,
         )
+        if options.compare:
+            rivals = {
+                name: make_tuner(name, problems, seed=options.seed, options={}, guarded=False)
+                for name in options.compare
+            }
+            searched = options.max_steps - most_verdict_steps(options.num_pairs) * options.window_steps
+            most = max(1, searched // (PROBATION_STEPS + options.window_steps - 1))
+            tuner = InTurns(problems, {options.tuner: tuner, **rivals}, most)
         return Study(problems, tuner, seed=options.seed, num_pairs=options.num_pairs)
+
+    def windows_left(steps_left: int) -> int:
+        """Windows from the search's first one to the job's end, without the verdict's, which gain nothing yet."""
+        return max(0, steps_left // options.window_steps - most_verdict_steps(options.num_pairs))
 
     return make
 

@@ -54,9 +54,9 @@ class Machine:
         """
         result = np.full((len(assignments), 1 + NUM_DRAWN), np.nan)
         lattices = self._search_space.lattices
-        tables = {
-            id(lattice): np.array([lattice.place.get(config, -1) for config in configs], dtype=np.intp)
-            for lattice in lattices
+        tables = {  # mostly one, which all collectives share
+            number: np.array([lattice.place.get(config, -1) for config in configs], dtype=np.intp)
+            for number, lattice in {id(lattice): lattice for lattice in lattices}.items()
         }
         placed = np.stack([tables[id(each)][assignments[:, j]] for j, each in enumerate(lattices)], axis=1)
         is_placed = (placed >= 0).all(axis=1)

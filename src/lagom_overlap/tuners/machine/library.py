@@ -10,7 +10,7 @@ import numpy.typing as npt
 from lagom_overlap.nccl_plugin.library import load_library
 
 LIBRARY_NAME: Final = "liblagom_search.so"
-VERSION: Final = 2
+VERSION: Final = 3
 
 _INT, _REAL, _POINTER = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
 
@@ -65,13 +65,14 @@ class SurrogateStruct(ctypes.Structure):
 
 
 _ARGUMENTS: Final = {
-    "ls_fit_wire": "ppppipppp",
-    "ls_prepare": "ppp",
-    "ls_wires": "ppppp",
-    "ls_fit_body": "ppppippipppp",
-    "ls_computations": "ppippp",
+    "ls_fit_wire": "ppppippp",
+    "ls_prepare": "pp",
+    "ls_wires": "pppp",
+    "ls_fit_body": "ppppippippp",
+    "ls_computations": "ppipp",
     "ls_times": "pppipp",
-    "ls_best": "ppppirppp",
+    "ls_best": "ppppirpp",
+    "ls_waiting": "pipppiiip",
 }
 """Of each function: p pointer, i whole number, r real number."""
 _LETTERS: Final = np.dtype(np.float64).char + np.dtype(np.int64).char + np.dtype(np.intp).char + np.dtype(np.uint8).char

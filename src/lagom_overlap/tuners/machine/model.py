@@ -33,7 +33,7 @@ The constants and their priors are here; times are computed in csrc/lagom_search
 """
 
 from collections.abc import Mapping
-from ctypes import addressof, byref, c_int64
+from ctypes import addressof, byref
 from dataclasses import dataclass
 from enum import StrEnum
 from math import log, sqrt
@@ -293,11 +293,10 @@ class GroupModel:
             body_sd=misfit.body_sd,
             step_sd=misfit.step_sd,
         )
-        self._work = c_int64(0)
 
     def run(self, name: str, *arguments: object) -> None:
-        """A function of the library on this group; it counts its work, which nobody reads."""
-        call(name, byref(self.struct), *arguments, byref(self._work))
+        """A function of the library on this group."""
+        call(name, byref(self.struct), *arguments)
 
 
 class Evidence:
