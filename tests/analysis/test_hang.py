@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from dataclasses import replace
 
 import pytest
 
@@ -54,6 +55,18 @@ def test_ranks_that_call_different_operations_or_sizes_are_named():
     assert str(hang).startswith("ranks call different operations: all_reduce on ranks 0-1, 3, all_gather on rank 2")
     (hang,) = hangs_of(job(waits, [call(4), call(5, size=MIB, state="started")], waits, waits))
     assert str(hang).startswith("ranks give all_reduce different sizes: 2 MiB on ranks 0, 2-3, 1 MiB on rank 1")
+
+
+def test_sizes_that_may_differ_or_did_no_harm_are_not_blamed():
+    """Of a scatter one rank gives all: the recorder has its size alone. And what ended is not what a job hangs in."""
+    scatters = [replace(call(4, size=size), op="scatter", kind=None) for size in (MIB, 0)]
+    uneven = [call(5, size=size) for size in (MIB, 2 * MIB)]
+    waits = call(6, state="started")
+    found = hangs_of(job([scatters[0], uneven[0], waits], [scatters[1], uneven[1]]))
+    assert [hang.sequence for hang in found] == [6]
+    stuck = [replace(scatter, is_finished=False) for scatter in scatters]
+    (hang,) = hangs_of(job(stuck[:1], stuck[1:]))
+    assert not hang.rank_is_at_fault
 
 
 def test_a_call_that_all_ranks_are_in_says_where_it_started():

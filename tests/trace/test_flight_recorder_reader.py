@@ -162,6 +162,7 @@ class _Explodes:
         b"\x80\x02cos\nsystem\nX\x04\x00\x00\x00truetR.",
         b"\x80\x02X\x01\x00\x00\x00aQ.",  # a reference to something outside
         b"\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\x7f",  # a text of 2^63 bytes
+        b"\x80\x02Nr\x00\x00\x00\x04.",  # one value, counted as number 2^26, for which C's unpickler allots 1 GiB
         pickle.dumps(5, 2),
         pickle.dumps({"entries": 5}, 2),
         pickle.dumps(flight(), 2)[:-20],

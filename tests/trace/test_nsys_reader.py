@@ -164,7 +164,7 @@ def with_payloads(path: Path, *, as_json: bool) -> Path:
             CREATE TABLE NVTX_PAYLOAD_SCHEMA_ENTRIES (schemaId INTEGER, idx INTEGER, type INTEGER, name TEXT,
               offset INTEGER);
             INSERT INTO NVTX_PAYLOAD_SCHEMA_ENTRIES VALUES (7, 0, 18, 'NCCL communicator ID', NULL),
-              (7, 1, 5, 'No. of ranks', 8), (7, 2, 5, 'Rank', 12),
+              (7, 1, 5, 'No. of ranks', 8), (7, 2, 15, 'Rank', 12),
               (8, 0, 18, 'NCCL communicator ID', NULL), (8, 1, 22, 'Message size [bytes]', 8);
         """)
         for start, end, name, data, fields in rows:

@@ -1,6 +1,8 @@
 import json
 from pathlib import Path
 
+import torch
+
 import lagom_overlap
 
 
@@ -47,4 +49,6 @@ def test_what_cannot_be_read_ends_no_job(tmp_path):
     spent = Recorded()
     spent.is_saved = True
     assert lagom_overlap.overlap_line(spent) == "overlap: not known (Trace is already saved.)"
+    idle = torch.profiler.profile()
+    assert lagom_overlap.overlap_line(idle).startswith("overlap: not known (AssertionError")
     assert lagom_overlap.overlap_line(tmp_path / "none.json").startswith("overlap: not known (cannot read")

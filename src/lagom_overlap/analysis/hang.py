@@ -17,8 +17,13 @@ from lagom_overlap.units import format_bytes
 
 _MAX_RANKS: Final = 8
 """Ranks that a line names one by one."""
-_UNEVEN: Final = frozenset({CollectiveKind.ALL_TO_ALL, CollectiveKind.SEND_RECV})
-"""Calls whose sizes may differ between ranks."""
+_EQUAL: Final = frozenset(
+    {
+        *(CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE),
+        *(CollectiveKind.BROADCAST, CollectiveKind.REDUCE),
+    }
+)
+"""Calls to which all ranks give as much; of a gather or a scatter one gives, or takes, all."""
 _Group = tuple[str, tuple[int, ...]]
 
 
@@ -60,8 +65,9 @@ def _first_of(group: _Group, ranks: dict[int, dict[int, CommCall]], given: set[i
     for sequence in sorted({number for calls in ranks.values() for number in calls if number >= oldest}):
         calls = {rank: ranks[rank][sequence] for rank in here if rank in ranks and sequence in ranks[rank]}
         missing = [rank for rank in here if rank not in calls]
-        cause = _differing(calls) or _missing(calls, missing, ranks) or ""
-        if not cause and all(call.is_finished for call in calls.values()):
+        is_finished = all(call.is_finished for call in calls.values())
+        cause = ("" if is_finished else _differing(calls)) or _missing(calls, missing, ranks)
+        if not cause and is_finished:
             continue
         absent = [rank for rank in members if rank not in here]
         blamed = bool(cause)
@@ -84,9 +90,10 @@ def _differing(calls: dict[int, CommCall]) -> str:
         parts = ", ".join(f"{op} on {_ranks_text(ranks)}" for op, ranks in sorted(by_op.items(), key=_most_first))
         return f"ranks call different operations: {parts}"
     first = next(iter(calls.values()))
-    if len(by_size) > 1 and first.kind not in _UNEVEN:
+    if len(by_size) > 1 and first.kind in _EQUAL:
+        has_dtypes = len({dtype for _, dtype in by_size}) > 1
         parts = ", ".join(
-            f"{format_bytes(size)}{f' of {dtype}' if len({d for _, d in by_size}) > 1 else ''} on {_ranks_text(ranks)}"
+            f"{format_bytes(size)}{f' of {dtype}' if dtype and has_dtypes else ''} on {_ranks_text(ranks)}"
             for (size, dtype), ranks in sorted(by_size.items(), key=_most_first)
         )
         return f"ranks give {first.op} different sizes: {parts}"

@@ -13,6 +13,7 @@ that 2.15.0 wrote on emulated GPUs.)
 
 import io
 import pickle
+import pickletools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -85,6 +86,20 @@ class _PlainUnpickler(pickle.Unpickler):
 _LIST_BUILDERS: Final = frozenset({"build_intlist", "build_doublelist", "build_boollist"})
 
 
+def _check_memo(data: bytes) -> None:
+    """Refuses a pickle that counts its values otherwise than one by one: the unpickler allots as many as it says.
+
+    Raises:
+        ValueError: if it does, or is damaged.
+    """
+    for number, (opcode, argument, _) in enumerate(pickletools.genops(data)):
+        if opcode.name in _MEMO and argument > number:
+            raise ValueError(f"its opcode {number} is value {argument}")
+
+
+_MEMO: Final = frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
+
+
 def _from_pickle(data: bytes, name: str) -> _Flight:
     """The dump in a pickle.
 
@@ -92,6 +107,7 @@ def _from_pickle(data: bytes, name: str) -> _Flight:
         TraceError: if it is damaged, holds what no dump holds, or is no dump.
     """
     try:
+        _check_memo(data)
         held = _PlainUnpickler(io.BytesIO(data)).load()
     except Exception as error:  # a hostile pickle may raise anything that its numbers, texts and lists can raise
         raise TraceError(f"{name}: refused, this pickle is no flight recorder dump: {error}") from error

@@ -21,8 +21,8 @@ _BYTES: Final = "Message size [bytes]"
 _NUM_RANKS: Final = "No. of ranks"
 _RANK: Final = "Rank"
 _FIELDS: Final = frozenset({_COMMUNICATOR, _BYTES, _NUM_RANKS, _RANK})
-_FOUR_BYTES: Final = frozenset({4, 5})
-"""NVTX_PAYLOAD_ENTRY_TYPE_INT and _UINT; the other numbers of NCCL's payloads have eight."""
+_FOUR_BYTES: Final = frozenset({5, 6, 15, 16})
+"""Types INT, UINT, INT32 and UINT32 of nvToolsExtPayload.h; the other numbers of NCCL's payloads have eight."""
 _MAX_DEPTH: Final = 8
 
 

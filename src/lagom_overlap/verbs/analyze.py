@@ -130,7 +130,9 @@ def _next_line(request: AnalyzeRequest, findings: Findings, *, has_groups: bool)
             "from lagom_overlap.trace.files import EXAMPLE; print(EXAMPLE)"  # a path would name this machine's folders
         )
         return f"lagom tune --from-trace \"$(python -c '{find}')\"  # what other settings would gain"
-    traces = "TRACE" if request.is_anonymous else shlex.quote(first.name if first.is_absolute() else str(first))
+    folders = {trace.parent for trace in request.traces}
+    whole = first.parent if len(request.traces) > 1 and len(folders) == 1 else first
+    traces = "TRACE" if request.is_anonymous else shlex.quote(str(whole))
     if findings.hangs:
         return "py-spy dump --pid PID  # on a rank that did not come: where it stands instead"
     if not any(len(rank.trace.events) for rank in findings.ranks):

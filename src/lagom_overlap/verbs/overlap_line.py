@@ -33,6 +33,8 @@ def overlap_line(profiler: Profiler | Path, keep: Path | None) -> str:
             return _line(path)
     except (TraceError, OSError, RuntimeError) as error:
         return f"overlap: not known ({error})"
+    except Exception as error:  # the profiler asserts, a trace may be anything, and the job is more than its log
+        return f"overlap: not known ({type(error).__name__}: {error})"
 
 
 def _line(path: Path) -> str:
