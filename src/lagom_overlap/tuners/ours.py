@@ -23,8 +23,9 @@ Ours, not a paper's. A measurement costs training steps, so each one is chosen f
 to come goes on while these would save more than the question costs: left * gain > excess + `SWITCHING`, in makespans,
 where the excess is how much slower than the best the question is expected to be; at most `MOST_ANYTIME` measurements.
 
-Nothing is asked for that may be `MOST_SLOWER` times as slow as the best, and by the curves only what is a step from
-what was measured. While all that was measured hides its communication, nothing takes more channels than the default.
+After the opening (1.) nothing is asked for that may be `MOST_SLOWER` times as slow as the best, and by the curves only
+what is a step from what was measured. Nothing takes more channels than the default before something exposes its
+communication: the curves look at the default, the machine at all that was measured.
 
 The search is unguarded: the default comes first, and `Guarded` compares with it.
 """
@@ -468,11 +469,13 @@ class GroupSearch:
 
     def _foretell(self, fit: _Fit, assignment: Assignment) -> None:
         """Keeps what both families expect of the next measurement."""
+        number = len(self._observed())
+        self._forecasts.pop(number, None)  # of a question that failed
         curves, machine = fit.draws(fit.curves.places([assignment]))
         if machine is not None and not np.isnan(machine).any():
             unit_s = fit.curves.unit_s
             own, other = _Forecast.of(curves[0] * unit_s), _Forecast.of(machine[0] * unit_s, MACHINE_SD)
-            self._forecasts[len(self._observed())] = own, other
+            self._forecasts[number] = own, other
 
     @property
     def machine_weight(self) -> float:
