@@ -417,6 +417,30 @@ def _open(verbs: _Verbs) -> None:
     _debug(parser)
 
 
+def _watch(verbs: _Verbs) -> None:
+    """`lagom watch RUN`: follow a run of lagom tune or lagom run that goes on: state, steps left, H, best so far.
+
+    Redraws on a terminal, elsewhere writes a line when something has changed; ends when the run ends.
+    """
+    parser = verbs.add_parser("watch", help="follow a run that goes on", description=_watch.__doc__)
+    parser.add_argument(
+        "folder", type=Path, nargs="?", metavar="RUN", help="run folder (default: the latest below lagom-runs)"
+    )
+    parser.add_argument("--once", action="store_true", help="say where it is now, and end")
+    _debug(parser)
+
+
+def _resume(verbs: _Verbs) -> None:
+    """`lagom resume RUN`: go on with a run of lagom tune that was interrupted or killed, in its folder.
+
+    Its journal is replayed: what was measured is not measured again. Other verbs say why they cannot.
+    """
+    parser = verbs.add_parser("resume", help="go on with a tuning run that was cut off", description=_resume.__doc__)
+    parser.add_argument("folder", type=Path, metavar="RUN", help="run folder")
+    parser.add_argument("--details", action="store_true", help="every collective of every group, however many")
+    _json_and_debug(parser)
+
+
 def _completion(verbs: _Verbs) -> None:
     """`lagom completion SHELL`: a script by which the shell completes verbs, flags and their values."""
     parser = verbs.add_parser("completion", help="complete in bash, zsh or fish", description=_completion.__doc__)
@@ -442,6 +466,8 @@ VERBS: Final[Mapping[str, Callable[[_Verbs], None]]] = MappingProxyType(
         "show": _show,
         "runs": _runs,
         "open": _open,
+        "watch": _watch,
+        "resume": _resume,
         "completion": _completion,
     }
 )

@@ -80,14 +80,19 @@ def run(arguments: argparse.Namespace) -> int:
         out=arguments.out,
         warm_start=arguments.warm_start,
     )
+    return tune(request, as_json=arguments.json, details=arguments.details)
+
+
+def tune(request: TuneRequest, *, as_json: bool, details: bool) -> int:
+    """Tunes, prints, and returns the exit code."""
     if (code := join_launched(request.backend_name)) is not None:
         return code
-    with PlainLines("tune", "starting") as lines, ProgressBar(job.spec) as observe:
+    with PlainLines("tune", "starting") as lines, ProgressBar(request.job.spec) as observe:
         result = run_tune(request, _telling(observe, lines))
-    if arguments.json:
+    if as_json:
         say(result.to_json())
     else:
-        show(verdict_panel(result), changes(result, details=arguments.details))
+        show(verdict_panel(result), changes(result, details=details))
         files = {path.name: path for path in result.files}
         if use := next_step(result, str(result.files[0].parent) if result.files else "RUN"):
             show(Text(f"\n{use}"))

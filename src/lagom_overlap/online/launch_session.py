@@ -308,7 +308,14 @@ class Tuning:
         self._last = now
         self._metrics.set("lagom_settings", len(tuner.settings))
         self._metrics.flush()
-        self._events.write("state", state=tuner.state, reason=tuner.reason, settings=len(tuner.settings))
+        self._events.write(
+            "state",
+            state=tuner.state,
+            reason=tuner.reason,
+            settings=len(tuner.settings),
+            steps=tuner.num_steps,
+            steps_left=tuner.num_steps_left or None,
+        )
 
     def _save(self, tuner: OnlineTuner) -> None:
         try:

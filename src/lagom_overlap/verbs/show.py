@@ -71,6 +71,8 @@ def _run(path: Path) -> ShowResult:
     saved = RunFolder.read(path)
     record, result = saved.record, saved.record.result
     said: list[str] = []
+    if saved.kind is RunKind.TUNE and result is None:
+        said.append("cut off: its process is gone" if saved.has_no_process else "goes on, or its end is not known")
     if isinstance(result, dict):
         said += _verdict(result)
         said += _figures(result)
@@ -84,7 +86,11 @@ def _run(path: Path) -> ShowResult:
     job = record.job.get("job") if isinstance(record.job, dict) else None
     name = f" of job {job['name']!r}" if isinstance(job, dict) and "name" in job else ""
     follow = f"Next: lagom open {path}" if "report.html" in saved.files else ""
-    if saved.kind is RunKind.TUNE and _is_adopted(result):
+    if record.process is not None and not saved.has_no_process:  # perhaps: of another machine nobody knows
+        follow = f"Next: lagom watch {path}"
+    elif saved.kind is RunKind.TUNE and (not isinstance(result, dict) or result.get("interrupted")):
+        follow = f"Next: lagom resume {path}"
+    elif saved.kind is RunKind.TUNE and _is_adopted(result):
         follow = f"Next: lagom export {path} --format plugin, or lagom open {path}"
     return ShowResult(path=path, what=f"a run of lagom {saved.kind}{name}", said=tuple(said), next=follow)
 
