@@ -451,7 +451,7 @@ def test_a_disk_that_is_full_at_the_end_costs_files_and_no_verdict(monkeypatch, 
 
     install(monkeypatch, StubBackend(ADOPTED))
     monkeypatch.setattr("lagom_overlap.jobfile.run_folder.write_private", write)
-    monkeypatch.setattr("lagom_overlap.cli.tune.JobVariants.read", lambda *_: SimpleNamespace(one=job))
+    monkeypatch.setattr("lagom_overlap.cli.tune.JobVariants.read", lambda *_, **__: SimpleNamespace(one=job))
     assert main(["tune", "job.toml", "--out", str(tmp_path / "run"), "--json"]) == 2
     found = json.loads(capsys.readouterr().out)
     assert found["verdict"]["adopted"] is True
@@ -483,7 +483,7 @@ def test_ranks_that_the_signal_has_ended_before_us_are_no_failure_of_the_machine
             raise BackendError("rank 1 was killed by SIGTERM")
 
     install(monkeypatch, StubBackend(TIMES, before_call=both))
-    monkeypatch.setattr("lagom_overlap.cli.tune.JobVariants.read", lambda *_: SimpleNamespace(one=job))
+    monkeypatch.setattr("lagom_overlap.cli.tune.JobVariants.read", lambda *_, **__: SimpleNamespace(one=job))
     assert main(["tune", "job.toml", "--out", str(tmp_path / "run"), "--json"]) == 143
     found = json.loads(capsys.readouterr().out)
     assert found["interrupted"] is True

@@ -379,15 +379,23 @@ def _list(verbs: _Verbs) -> None:
 
 
 def _init(verbs: _Verbs) -> None:
-    """`lagom init SOURCE`: a commented job file from a model's name or a Hugging Face config.json."""
+    """`lagom init SOURCE`: a commented job file from a model's name, a Hugging Face config.json, a training script or a
+    trace; on a terminal without SOURCE, by questions.
+
+    A script is read, not run: what it does not say is left to be filled in. A trace gives a job for lagom tune
+    --from-trace.
+    """  # noqa: D205 - the help's first sentence
     parser = verbs.add_parser("init", help="write a job file to begin with", description=_init.__doc__)
     parser.add_argument(
-        "source", metavar="SOURCE", help="a model's name (lagom list models), a config.json, or a model file"
+        "source",
+        nargs="?",
+        metavar="SOURCE",
+        help="a model's name (lagom list models), a config.json, a model file, SCRIPT.py, or a trace",
     )
     parser.add_argument(
-        "--cluster", required=True, metavar="NAME", help="a preset (lagom list clusters) or a file of one"
+        "--cluster", metavar="NAME", help="a preset (lagom list clusters) or a file of one; needed with a model"
     )
-    parser.add_argument("--gpus", type=count, required=True, metavar="N", help="GPUs to train on")
+    parser.add_argument("--gpus", type=count, metavar="N", help="GPUs to train on; needed with a model")
     parser.add_argument("--seq-len", type=count, metavar="N", help="tokens per sequence (default 4096)")
     parser.add_argument(
         "--out", type=Path, default=Path("job.toml"), metavar="FILE", help="new file (default job.toml)"

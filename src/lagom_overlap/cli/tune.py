@@ -69,7 +69,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the verb and returns the exit code."""
     if arguments.sets and arguments.job is None:
         raise JobError("--set sets keys of a job file: give one")
-    spec = None if arguments.job is None else JobVariants.read(arguments.job, arguments.sets).one()
+    spec = None
+    if arguments.job is not None:
+        is_seen = arguments.from_trace is not None  # what is trained
+        spec = JobVariants.read(arguments.job, arguments.sets, may_lack_work=is_seen).one()
     job = job_for(spec, arguments.from_trace, seed=arguments.seed, backend=arguments.backend, bundle=arguments.bundle)
     request = TuneRequest(
         job=job,

@@ -188,7 +188,7 @@ def _configs(path: Path, raw: Mapping[str, object]) -> ShowResult:
 
 def _job(path: Path) -> ShowResult:
     content = read_regular(path, MAX_JOB_BYTES)
-    spec = read_job(path, is_emulated=True)
+    spec = read_job(path, may_lack_work=True)
     said = [
         f"[{name}] {', '.join(f'{key} = {value!r}' for key, value in table.items())}"
         for name, table in parse_toml(content).items()
