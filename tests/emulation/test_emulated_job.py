@@ -66,7 +66,7 @@ def test_the_socket_fits_whatever_the_temporary_folder_is_called(
 
 
 def emulate(temporary: Path, num_ranks: int, what: str = "", **changed: object):
-    spec = parse_job({"job": {"name": "j"}, "emulate": {"stall_s": 2.0} | changed}, "job", is_emulated=True)
+    spec = parse_job({"job": {"name": "j"}, "emulate": {"stall_s": 2.0} | changed}, "job", may_lack_work=True)
     request = EmulateRequest(
         command=command(num_ranks, what), cluster="h100_dgx", spec=spec, libraries=temporary, is_quiet=True
     )
@@ -94,7 +94,7 @@ def test_a_step_takes_what_its_products_and_its_collective_cost(temporary: Path)
 
 
 def on_hosts(temporary: Path | None, words: tuple[str, ...], **asked: int | None) -> EmulateResult:
-    spec = parse_job({"job": {"name": "j"}, "emulate": {"stall_s": 2.0}}, "job", is_emulated=True)
+    spec = parse_job({"job": {"name": "j"}, "emulate": {"stall_s": 2.0}}, "job", may_lack_work=True)
     request = EmulateRequest(command=words, cluster="h100_dgx", spec=spec, libraries=temporary, is_quiet=True, **asked)
     return run_emulate(request, os.environ)
 

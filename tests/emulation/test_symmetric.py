@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 
 def emulate(words: Sequence[str], *, stall_s: float = 60.0, **asked: object) -> EmulateResult:
     emulated = {"stall_s": stall_s, **{key: asked.pop(key) for key in ("stragglers",) if key in asked}}
-    spec = parse_job({"job": {"name": "j"}, "emulate": emulated}, "job", is_emulated=True)
+    spec = parse_job({"job": {"name": "j"}, "emulate": emulated}, "job", may_lack_work=True)
     request = EmulateRequest(
         command=(sys.executable, *words), cluster="h100_dgx", spec=spec, is_quiet=True, **({"num_hosts": 2} | asked)
     )

@@ -149,7 +149,8 @@ def test_every_verb_says_the_same_of_its_run(kind: RunKind, folder: Path) -> Non
     write(folder / "run")
     raw = json.loads((folder / "run" / "run.json").read_bytes())
     assert list(raw)[: len(ALWAYS)] == ALWAYS
-    assert raw.keys() - ALWAYS <= {"job", "request", "from_trace", "result"}
+    assert raw.keys() - ALWAYS <= {"job", "request", "from_trace", "result", "process"}
+    assert ("process" in raw) is (kind is RunKind.RUN)  # the job's, whose process this one became
     assert ("result" in raw) is (kind is not RunKind.RUN)
     assert raw.keys() & {"job", "request"}
     assert (raw["format"], raw["kind"], raw["seed"]) == (1, kind, seed)
@@ -204,7 +205,7 @@ def test_a_signal_in_the_middle_of_writing_waits_until_every_file_is_whole(
         own(handle)
 
     monkeypatch.setattr(os, "fsync", sync)
-    at = 1 + (kind is RunKind.TUNE)  # the journal's first line is written while signals still end the search
+    at = 1 + 2 * (kind is RunKind.TUNE)  # the job and the journal's first line are written when the search begins
     try:
         write(folder / "run")
     except AssertionError:  # by the exit code: told by the verbs that can

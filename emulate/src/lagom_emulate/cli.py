@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     from lagom_overlap.jobfile.spec import read_job  # noqa: PLC0415
     from lagom_overlap.verbs.run import command_of  # noqa: PLC0415
 
-    spec = None if arguments.job is None else read_job(arguments.job, is_emulated=True)
+    spec = None if arguments.job is None else read_job(arguments.job, may_lack_work=True)
     request = EmulateRequest(
         command=command_of(arguments.command),
         cluster=arguments.cluster,

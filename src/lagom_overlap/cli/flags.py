@@ -407,15 +407,23 @@ def _list(verbs: _Verbs) -> None:
 
 
 def _init(verbs: _Verbs) -> None:
-    """`lagom init SOURCE`: a commented job file from a model's name or a Hugging Face config.json."""
+    """`lagom init SOURCE`: a commented job file from a model's name, a Hugging Face config.json, a training script or a
+    trace; on a terminal without SOURCE, by questions.
+
+    A script is read, not run: what it does not say is left to be filled in. A trace gives a job for lagom tune
+    --from-trace.
+    """  # noqa: D205 - the help's first sentence
     parser = verbs.add_parser("init", help="write a job file to begin with", description=_init.__doc__)
     parser.add_argument(
-        "source", metavar="SOURCE", help="a model's name (lagom list models), a config.json, or a model file"
+        "source",
+        nargs="?",
+        metavar="SOURCE",
+        help="a model's name (lagom list models), a config.json, a model file, SCRIPT.py, or a trace",
     )
     parser.add_argument(
-        "--cluster", required=True, metavar="NAME", help="a preset (lagom list clusters) or a file of one"
+        "--cluster", metavar="NAME", help="a preset (lagom list clusters) or a file of one; needed with a model"
     )
-    parser.add_argument("--gpus", type=count, required=True, metavar="N", help="GPUs to train on")
+    parser.add_argument("--gpus", type=count, metavar="N", help="GPUs to train on; needed with a model")
     parser.add_argument("--seq-len", type=count, metavar="N", help="tokens per sequence (default 4096)")
     parser.add_argument(
         "--out", type=Path, default=Path("job.toml"), metavar="FILE", help="new file (default job.toml)"
@@ -445,6 +453,30 @@ def _open(verbs: _Verbs) -> None:
     _debug(parser)
 
 
+def _watch(verbs: _Verbs) -> None:
+    """`lagom watch RUN`: follow a run of lagom tune or lagom run that goes on: state, steps left, H, best so far.
+
+    Redraws on a terminal, elsewhere writes a line when something has changed; ends when the run ends.
+    """
+    parser = verbs.add_parser("watch", help="follow a run that goes on", description=_watch.__doc__)
+    parser.add_argument(
+        "folder", type=Path, nargs="?", metavar="RUN", help="run folder (default: the latest below lagom-runs)"
+    )
+    parser.add_argument("--once", action="store_true", help="say where it is now, and end")
+    _debug(parser)
+
+
+def _resume(verbs: _Verbs) -> None:
+    """`lagom resume RUN`: go on with a run of lagom tune that was interrupted or killed, in its folder.
+
+    Its journal is replayed: what was measured is not measured again. Other verbs say why they cannot.
+    """
+    parser = verbs.add_parser("resume", help="go on with a tuning run that was cut off", description=_resume.__doc__)
+    parser.add_argument("folder", type=Path, metavar="RUN", help="run folder")
+    parser.add_argument("--details", action="store_true", help="every collective of every group, however many")
+    _json_and_debug(parser)
+
+
 def _completion(verbs: _Verbs) -> None:
     """`lagom completion SHELL`: a script by which the shell completes verbs, flags and their values."""
     parser = verbs.add_parser("completion", help="complete in bash, zsh or fish", description=_completion.__doc__)
@@ -470,6 +502,8 @@ VERBS: Final[Mapping[str, Callable[[_Verbs], None]]] = MappingProxyType(
         "show": _show,
         "runs": _runs,
         "open": _open,
+        "watch": _watch,
+        "resume": _resume,
         "completion": _completion,
     }
 )

@@ -1,29 +1,47 @@
-"""`lagom init SOURCE`: a commented job file from a model's name or a Hugging Face `config.json`."""
+"""`lagom init SOURCE`: a commented job file from a model, a `config.json`, a training script, a trace, or answers."""
 
 import argparse
+import sys
+from dataclasses import replace
 
 from rich.text import Text
 
 from lagom_overlap.cli.output import show
 from lagom_overlap.cli.stdout import say
-from lagom_overlap.jobfile.step import SEQ_LEN
-from lagom_overlap.verbs.init import InitRequest, next_lines, run_init
+from lagom_overlap.errors import JobError
+from lagom_overlap.stderr import write_lines
+from lagom_overlap.verbs.init import InitRequest, asked_for, run_init
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the verb and returns the exit code."""
-    request = InitRequest(
-        source=arguments.source,
-        cluster=arguments.cluster,
-        num_gpus=arguments.gpus,
-        seq_len=arguments.seq_len or SEQ_LEN,
-        out=arguments.out,
-        only_checks=arguments.check,
-    )
+    if arguments.source is None:
+        request = replace(_asked(), out=arguments.out, only_checks=arguments.check)
+    else:
+        request = InitRequest(
+            source=arguments.source,
+            cluster=arguments.cluster,
+            num_gpus=arguments.gpus,
+            seq_len=arguments.seq_len,
+            out=arguments.out,
+            only_checks=arguments.check,
+        )
     result = run_init(request)
     show(
         Text("\n".join((*((f"Written: {', '.join(map(str, result.files))}",) if result.files else ()), *result.notes)))
     )
-    if result.files:
-        say("\n".join(next_lines(request)))
+    if result.next:
+        say("\n".join(result.next))
     return 0
+
+
+def _asked() -> InitRequest:
+    if sys.stdin is None or not sys.stdin.isatty() or not sys.stdout.isatty():
+        raise JobError(
+            "what is the job of? lagom init MODEL --cluster NAME --gpus N, or a config.json, a training script "
+            "(SCRIPT.py) or a trace in place of MODEL; on a terminal, questions"
+        )
+    try:
+        return asked_for(input, write_lines)
+    except EOFError:
+        raise JobError("the questions were not answered: nothing is written") from None

@@ -69,7 +69,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the verb and returns the exit code."""
     if arguments.sets and arguments.job is None:
         raise JobError("--set sets keys of a job file: give one")
-    spec = None if arguments.job is None else JobVariants.read(arguments.job, arguments.sets).one()
+    spec = None
+    if arguments.job is not None:
+        is_seen = arguments.from_trace is not None  # what is trained
+        spec = JobVariants.read(arguments.job, arguments.sets, may_lack_work=is_seen).one()
     job = job_for(spec, arguments.from_trace, seed=arguments.seed, backend=arguments.backend, bundle=arguments.bundle)
     request = TuneRequest(
         job=job,
@@ -80,14 +83,19 @@ def run(arguments: argparse.Namespace) -> int:
         out=arguments.out,
         warm_start=arguments.warm_start,
     )
+    return tune(request, as_json=arguments.json, details=arguments.details)
+
+
+def tune(request: TuneRequest, *, as_json: bool, details: bool) -> int:
+    """Tunes, prints, and returns the exit code."""
     if (code := join_launched(request.backend_name)) is not None:
         return code
-    with PlainLines("tune", "starting") as lines, ProgressBar(job.spec) as observe:
+    with PlainLines("tune", "starting") as lines, ProgressBar(request.job.spec) as observe:
         result = run_tune(request, _telling(observe, lines))
-    if arguments.json:
+    if as_json:
         say(result.to_json())
     else:
-        show(verdict_panel(result), changes(result, details=arguments.details))
+        show(verdict_panel(result), changes(result, details=details))
         files = {path.name: path for path in result.files}
         if use := next_step(result, str(result.files[0].parent) if result.files else "RUN"):
             show(Text(f"\n{use}"))

@@ -65,10 +65,48 @@ class RunKind(StrEnum):
     TUNE = "tune"
 
 
+class RunProcess(msgspec.Struct, frozen=True):
+    """The process that runs, told from a later one of the same number, and from those of other machines."""
+
+    pid: int
+    started: int
+    """In clock ticks since the machine was started (proc_pid_stat(5), field 22)."""
+    boot: str
+
+    @classmethod
+    def this(cls) -> "RunProcess | None":
+        """This one; None where the system does not tell."""
+        pid, boot = os.getpid(), _boot()
+        started = _started(pid)
+        return None if started is None or boot is None else cls(pid=pid, started=started, boot=boot)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it has ended; False where it cannot be known: another machine's, or this one started again."""
+        return _boot() == self.boot and _started(self.pid) != self.started
+
+
+def _boot() -> str | None:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+
+
+def _started(pid: int) -> int | None:
+    try:
+        # The name before the last bracket may hold anything; a zombie has ended.
+        state, *fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        return None if state in ("Z", "X") else int(fields[18])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """run.json: what was run (`job`, and `request`: what the command line added), when, where, and what came of it.
 
-    `seed` is None where nothing is drawn. Read from a file, `job`, `request`, `from_trace` and `result` are plain JSON.
+    `seed` is None where nothing is drawn, `process` where the run has ended with what it says. Read from a file, `job`,
+    `request`, `from_trace` and `result` are plain JSON.
     """
 
     format: int
@@ -77,6 +115,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     seed: int | None
     machine: dict[str, str]
     versions: dict[str, str]
+    process: RunProcess | None = None
     request: Any = None
     from_trace: Any = None
     job: Any = None
@@ -227,6 +266,11 @@ class SavedRun:
     def kind(self) -> RunKind:
         """What was run."""
         return self.record.kind
+
+    @property
+    def has_no_process(self) -> bool:
+        """Whether the process that it named is gone; what it left says whether it had ended before."""
+        return self.record.process is not None and self.record.process.is_gone
 
     def spec(self) -> JobSpec:
         """The job that was run, checked as a job file is.

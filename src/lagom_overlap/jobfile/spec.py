@@ -295,13 +295,13 @@ def link_bytes_per_s(text: str, where: str = "job.link") -> float | None:
     return float(match[1]) * GBIT_PER_S
 
 
-def read_job(path: Path, *, is_emulated: bool = False) -> JobSpec:
-    """The job file at `path`; an emulated job need not say what it trains, because its command does.
+def read_job(path: Path, *, may_lack_work: bool = False) -> JobSpec:
+    """The job file at `path`. With `may_lack_work` it need not say what it trains: a command or a trace does.
 
     Raises:
         JobError: if it is missing, unreadable, oversized, no TOML, or holds what is not allowed.
     """
-    return seen_from(parse_job(read_tables(path), str(path), is_emulated=is_emulated), path.parent)
+    return seen_from(parse_job(read_tables(path), str(path), may_lack_work=may_lack_work), path.parent)
 
 
 def read_tables(path: Path) -> dict[str, Any]:  # any TOML value
@@ -391,7 +391,7 @@ def moved(tables: Mapping[str, Any], source: Path, target: Path) -> dict[str, An
     return own
 
 
-def parse_job(raw: dict[str, Any], where: str, *, is_emulated: bool = False) -> JobSpec:
+def parse_job(raw: dict[str, Any], where: str, *, may_lack_work: bool = False) -> JobSpec:
     """A decoded TOML document as a `JobSpec`.
 
     Raises:
@@ -404,13 +404,13 @@ def parse_job(raw: dict[str, Any], where: str, *, is_emulated: bool = False) -> 
     for key in raw.get("parallel", {}):  # decoded to a dataclass, of which msgspec lets unknown keys pass
         if key not in _keys_of(ParallelTable):
             raise JobError(f"{where}: {_unknown('parallel.', key, ParallelTable)}")
-    _check_together(spec, where, is_emulated=is_emulated)
+    _check_together(spec, where, may_lack_work=may_lack_work)
     return spec
 
 
-def _check_together(spec: JobSpec, where: str, *, is_emulated: bool) -> None:
+def _check_together(spec: JobSpec, where: str, *, may_lack_work: bool) -> None:
     num_kinds = (spec.model is not None) + bool(spec.group) + (spec.program is not None)
-    if num_kinds != 1 and not (is_emulated and num_kinds == 0):
+    if num_kinds != 1 and not (may_lack_work and num_kinds == 0):
         raise JobError(
             f"{where}: give either [model] with [parallel] and [cluster], or at least one [[group]], or [program]"
         )

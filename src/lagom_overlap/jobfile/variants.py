@@ -7,7 +7,7 @@ is one job, checked as a job file is.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -37,15 +37,17 @@ class JobVariants:
     axes: Mapping[str, tuple[object, ...]]
     where: str
     folder: Path
+    may_lack_work: bool = False
+    """Whether something else says what is trained, as of `read_job`."""
 
     @classmethod
-    def read(cls, path: Path, sets: Sequence[str] = ()) -> "JobVariants":
+    def read(cls, path: Path, sets: Sequence[str] = (), *, may_lack_work: bool = False) -> "JobVariants":
         """A job file's, with what `--set` says.
 
         Raises:
             JobError: if it cannot be read, a key is none, or there are too many combinations.
         """
-        return cls.of(read_tables(path), str(path), path.parent, sets)
+        return replace(cls.of(read_tables(path), str(path), path.parent, sets), may_lack_work=may_lack_work)
 
     @classmethod
     def of(cls, tables: Mapping[str, Any], where: str, folder: Path, sets: Sequence[str] = ()) -> "JobVariants":
@@ -93,13 +95,14 @@ class JobVariants:
             _put(tables, key, value, self.where)
         return tables
 
-    def spec(self, values: Values, *, is_emulated: bool = False) -> JobSpec:
+    def spec(self, values: Values) -> JobSpec:
         """The job with those values.
 
         Raises:
             JobError: if it holds what is not allowed.
         """
-        return seen_from(parse_job(self.with_values(values), self.where, is_emulated=is_emulated), self.folder)
+        job = parse_job(self.with_values(values), self.where, may_lack_work=self.may_lack_work)
+        return seen_from(job, self.folder)
 
 
 def job_toml(tables: Mapping[str, Any], head: Sequence[str]) -> bytes:

@@ -326,7 +326,14 @@ class Tuning:
         self._last = now
         self._metrics.set("lagom_settings", len(tuner.settings))
         self._metrics.flush()
-        self._events.write("state", state=tuner.state, reason=tuner.reason, settings=len(tuner.settings))
+        self._events.write(
+            "state",
+            state=tuner.state,
+            reason=tuner.reason,
+            settings=len(tuner.settings),
+            steps=tuner.num_steps,
+            steps_left=tuner.num_steps_left or None,
+        )
 
     def _tell_contest(self, contest: "ContestResult") -> None:
         """Says how the tuners did, once for each search of them, and keeps it."""

@@ -1,29 +1,42 @@
-"""`lagom init SOURCE`: a commented job file, from a model's name, a Hugging Face `config.json`, or a model file.
+"""`lagom init SOURCE`: a commented job file, from a model's name, a `config.json`, a model file, a script or a trace.
 
-Of a `config.json` the shapes are taken that decide what a step costs; what is not known here is refused, never guessed.
+A training script is read as text (`init_script.py`); what it does not say, the job file leaves to be filled in. Of a
+profiler's trace, ranks, groups and collectives are told, and the job is one for `lagom tune --from-trace`. Of a
+`config.json` the shapes are taken that decide what a step costs; what is not known here is refused, never guessed.
 Keys and their meaning: transformers' configuration classes of the model types below.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 import tomli_w
 
+from lagom_overlap.analysis.findings import analyse
+from lagom_overlap.analysis.trace_gpu import cluster_of_trace
 from lagom_overlap.errors import JobError, LagomError, OutputError
 from lagom_overlap.hardware import Cluster
 from lagom_overlap.jobfile.memory import check_memory
-from lagom_overlap.jobfile.spec import MAX_JOB_BYTES, moved, parse_job
-from lagom_overlap.jobfile.step import SEQ_LEN, JobStep, cluster_of, job_step
+from lagom_overlap.jobfile.spec import MAX_JOB_BYTES, ClusterTable, moved, parse_job
+from lagom_overlap.jobfile.step import SEQ_LEN, JobStep, cluster_of, job_step, stated_cluster
 from lagom_overlap.record import read_regular, write_private
 from lagom_overlap.toml_tables import from_table
-from lagom_overlap.units import format_memory, format_seconds
-from lagom_overlap.workload.models import TransformerModel, load_model
+from lagom_overlap.trace.files import distinct_files
+from lagom_overlap.trace.reader import is_trace, read_traces
+from lagom_overlap.units import NS, format_bytes, format_memory, format_seconds
+from lagom_overlap.verbs.init_script import ScriptFacts, Told, read_script
+from lagom_overlap.workload.models import TransformerModel, load_model, model_names
 
+FILL_IN: Final = "fill in"
+_MOST: Final = 12
+"""Groups, and kinds of calls, that are listed of a trace."""
+MAX_GPUS: Final = 1 << 20
+T = TypeVar("T")
 _GATED: Final = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _MIXTURES: Final = {"mixtral": "num_local_experts", "qwen3_moe": "num_experts"}
 """Model types whose layers are all mixtures, and their key of how many experts there are."""
@@ -31,12 +44,15 @@ _MIXTURES: Final = {"mixtral": "num_local_experts", "qwen3_moe": "num_experts"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitRequest:
-    """What to write a job of: a model's name, a `*.toml` of one or a `config.json`; on so many GPUs of a cluster."""
+    """What to write a job of: a model's name, a `*.toml` of one, a `config.json`, a `*.py`, or a trace.
+
+    A model needs the cluster, and how many of its GPUs; a script or a trace may say so, or leave it open.
+    """
 
     source: str
-    cluster: str
-    num_gpus: int
-    seq_len: int = SEQ_LEN
+    cluster: str | None = None
+    num_gpus: int | None = None
+    seq_len: int | None = None
     out: Path = Path("job.toml")
     only_checks: bool = False
 
@@ -47,14 +63,40 @@ class InitResult:
 
     files: tuple[Path, ...]
     notes: tuple[str, ...]
+    next: tuple[str, ...] = ()
 
 
 def run_init(request: InitRequest) -> InitResult:
     """Writes the job file, and a model file next to it where a `config.json` was read; a check writes neither.
 
     Raises:
-        LagomError: if the source is no model, the GPUs fill no nodes, or a file is there already.
+        LagomError: if the source is none of the above, the GPUs fill no nodes, or a file is there already.
     """
+    source = Path(request.source)
+    if source.suffix == ".py":
+        return _of_script(request, read_script(source))
+    if source.is_dir() or (source.is_file() and source.suffix != ".toml" and is_trace(source)):
+        return _of_trace(request)
+    if request.cluster is None or request.num_gpus is None:
+        raise JobError(f"a job of a model needs --cluster NAME and --gpus N: lagom init {request.source} --cluster ...")
+    whole = _Whole(
+        request.source, request.cluster, request.num_gpus, request.seq_len or SEQ_LEN, request.out, request.only_checks
+    )
+    return _of_model(whole)
+
+
+class _Whole(NamedTuple):
+    """A request of which everything is known."""
+
+    source: str
+    cluster: str
+    num_gpus: int
+    seq_len: int
+    out: Path
+    only_checks: bool
+
+
+def _of_model(request: _Whole) -> InitResult:
     model, model_text = _model(request.source)
     cluster = cluster_of(request.cluster, request.num_gpus)
     if not request.out.name:
@@ -65,10 +107,7 @@ def run_init(request: InitRequest) -> InitResult:
         model_path = request.out.with_name(f"{model.name}.model.toml")
         files[model_path], name = model_text, str(model_path)
     for path in files:
-        if path.exists():
-            raise OutputError(f"{str(path)!r} is there already, must not exist: give another --out")
-        if not path.absolute().parent.is_dir():
-            raise OutputError(f"folder {str(path.absolute().parent)!r} does not exist")
+        _check_new(path)
     with TemporaryDirectory() as folder:
         own = Path(folder) / "model.toml"
         own.write_bytes(model_text)
@@ -79,7 +118,199 @@ def run_init(request: InitRequest) -> InitResult:
     files[request.out] = _job_text(request, name, model, cluster, parallel).encode()
     for path, content in reversed(files.items()):  # the job file last: it names the other
         write_private(path, content)
-    return InitResult(files=tuple(files), notes=notes)
+    return InitResult(files=tuple(files), notes=notes, next=_next_lines(request))
+
+
+def _check_new(path: Path) -> None:
+    if path.exists():
+        raise OutputError(f"{str(path)!r} is there already, must not exist: give another --out")
+    if not path.absolute().parent.is_dir():
+        raise OutputError(f"folder {str(path.absolute().parent)!r} does not exist")
+
+
+def _written(request: InitRequest, text: str, notes: Sequence[str], following: Sequence[str]) -> InitResult:
+    """One file, unless only its notes are wanted."""
+    if request.only_checks:
+        return InitResult(files=(), notes=tuple(notes))
+    _check_new(request.out)
+    write_private(request.out, text.encode())
+    return InitResult(files=(request.out,), notes=tuple(notes), next=tuple(following))
+
+
+def _of_script(request: InitRequest, facts: ScriptFacts) -> InitResult:
+    """What the script says, each key with the line that says it; the rest as comments to fill in."""
+    source = Path(request.source)
+    name = _safe(source.stem) or "job"
+    models = [(found, told) for told in facts.models if (found := _known_model(str(told.value))) is not None]
+    model = models[0][0] if models else None
+    lines = [
+        f"# Written by lagom init from {_safe(source.name)}, which was read, not run. All keys: docs/formats.md.",
+        f"# Lines with {FILL_IN!r} are what it does not say.",
+        "",
+        "[job]",
+        _toml(name=name),
+        "",
+        "[model]",
+        _known("name", model, models[0][1].where if models else _unknown_model(facts), "llama-3-8b"),
+        _told("seq_len", request.seq_len, facts.sizes.get("seq_len"), "tokens per sequence", SEQ_LEN),
+        "",
+        "[cluster]",
+        _known("preset", _seen(request.cluster, request.out), "lagom list clusters; or a file of your own", "h100_dgx"),
+        *_nodes(request),
+        "",
+        "[parallel]",
+    ]
+    framework = facts.framework
+    lines.append(
+        _known("framework", None if framework is None else str(framework.value),
+               "lagom list frameworks" if framework is None else framework.where, "fsdp2")
+    )  # fmt: skip
+    lines += [f"{key} = {told.value}    # {_safe_words(told.where)}" for key, told in facts.degrees.items()]
+    if not facts.degrees and framework is not None and str(framework.value).startswith("fsdp"):
+        lines.append(_known("fsdp", request.num_gpus, "GPUs that share the parameters", "8"))
+    lines.append(_told("micro_batch", None, facts.sizes.get("micro_batch"), "sequences per GPU and forward", 1))
+    accumulated = facts.sizes.get("num_micro_batches")
+    if accumulated is not None:
+        lines.append(
+            f"# global_batch = 8    # {FILL_IN}: {accumulated.value} micro-batches are accumulated "
+            f"({_safe_words(accumulated.where)}), times sequences, times data-parallel GPUs"
+        )
+    text = "\n".join(lines) + "\n"
+    open_keys = [line.split("=")[0].lstrip("# ").strip() for line in lines if FILL_IN in line and "=" in line]
+    notes = [f"The script says: {what}" for what in _said(facts)] or ["The script says nothing of its sizes."]
+    notes += [f"Not told: {what}" for what in facts.unread]
+    command = f"lagom run --observe -- python {shlex.quote(request.source)}"
+    if open_keys:
+        notes.append(f"To fill in: {', '.join(open_keys)}.")
+        following = (f"Next: fill in {request.out}, then: lagom simulate {request.out}",)
+    else:
+        following = (f"Next: lagom simulate {request.out}",)
+    return _written(request, text, notes, (*following, f"What it does when it runs: {command}"))
+
+
+def _said(facts: ScriptFacts) -> Iterator[str]:
+    if facts.framework is not None:
+        yield f"{facts.framework.value} ({facts.framework.where})"
+    if facts.backend is not None:
+        yield f"backend {facts.backend.value} ({facts.backend.where})"
+    for named in (facts.degrees, facts.sizes):
+        yield from (f"{key.replace('_', ' ')} {told.value} ({told.where})" for key, told in named.items())
+    yield from (f"model {told.value} ({told.where})" for told in facts.models)
+
+
+def _known_model(said: str) -> str | None:
+    """The model of ours with a published model's name: its last part without what tells its tunings apart."""
+    last = said.rstrip("/").rpartition("/")[2].lower()
+    bare = re.sub(r"^meta-|(-hf|-instruct|-base|-chat|-it|-v[0-9.]+)+$", "", last)
+    return next((name for name in model_names() if name in (last, bare)), None)
+
+
+def _unknown_model(facts: ScriptFacts) -> str:
+    if not facts.models:
+        return "lagom list models, or a model file; or lagom capture SCRIPT.py:FUNCTION"
+    return f"{_safe_words(str(facts.models[0].value))} is not known here: a model file, or lagom init config.json"
+
+
+def _nodes(request: InitRequest) -> Sequence[str]:
+    if request.cluster is None or request.num_gpus is None:
+        return (f"# nodes = 1    # {FILL_IN}",)
+    return _node_lines(cluster_of(request.cluster, request.num_gpus))
+
+
+def _node_lines(cluster: Cluster) -> Sequence[str]:
+    each = (f"gpus_per_node = {cluster.gpus_per_node}",) if cluster.num_nodes == 1 else ()
+    return (f"nodes = {cluster.num_nodes}", *each)
+
+
+def _seen(preset: str | None, out: Path) -> str | None:
+    """A preset's name, or the file of a cluster as the job file names it."""
+    name: str | None = moved({"cluster": {"preset": preset}}, Path(), out.parent)["cluster"]["preset"]
+    return name
+
+
+def _known(key: str, value: str | int | None, why: str, example: str) -> str:
+    """A key with its value; commented, with an example, where there is none."""
+    if value is not None:
+        return f"{_toml(**{key: value})}    # {_safe_words(why)}"
+    shown = example if example.isdecimal() else f'"{example}"'
+    return f"# {key} = {shown}    # {FILL_IN}: {_safe_words(why)}"
+
+
+def _told(key: str, given: int | None, told: Told | None, what: str, default: int) -> str:
+    if given is not None:
+        return f"{key} = {given}    # {what}, as given"
+    if told is not None:
+        return f"{key} = {told.value}    # {what}; {_safe_words(told.where)}"
+    return f"# {key} = {default}    # {FILL_IN}: {what}"
+
+
+def _toml(**table: str | int) -> str:
+    return tomli_w.dumps(table).strip()
+
+
+def _safe_words(text: str) -> str:
+    """Text of a file for a comment: on one line, without what is no word."""
+    return "".join(char if char.isprintable() else "?" for char in text)[:200]
+
+
+def _of_trace(request: InitRequest) -> InitResult:
+    """A job for `lagom tune --from-trace`, with what the trace shows as comments."""
+    findings = analyse(read_traces(distinct_files((Path(request.source),))[0]))
+    seen = next((found for rank in findings.ranks if (found := cluster_of_trace(rank.trace)) is not None), None)
+    gpu = next((rank.trace.gpu_name for rank in findings.ranks if rank.trace.gpu_name), "a GPU that it does not name")
+    most = max((row.key.num_ranks for row in findings.rows), default=1)
+    preset = request.cluster or (None if seen is None else seen.name)
+    if preset is None:
+        raise JobError(f"no preset has the trace's GPU ({gpu}): give --cluster NAME (lagom list clusters)")
+    cluster = stated_cluster(ClusterTable(preset=preset))
+    groups: dict[str, int] = {}
+    for row in findings.rows:
+        groups[row.key.communicator] = max(groups.get(row.key.communicator, 0), row.key.num_ranks)
+    largest = sorted(findings.rows, key=lambda row: -row.total_ns)
+    told = [
+        f"{len(findings.ranks)} ranks on {gpu}",
+        *(f"group {name or '(no name)'}: {number or 'unknown'} ranks" for name, number in list(groups.items())[:_MOST]),
+        *(
+            f"{row.count} x {row.key.op} of {_size(row.key.num_bytes)} on {row.key.communicator or '(no name)'}, "
+            f"median {format_seconds(row.median_ns * NS)}"
+            for row in largest[:_MOST]
+        ),
+    ]
+    if len(largest) > _MOST:
+        told.append(f"and {len(largest) - _MOST} more kinds of calls (lagom analyze shows them)")
+    lines = [
+        f"# Written by lagom init from {_safe(Path(request.source).name)}. All keys: docs/formats.md.",
+        *(f"#   {_safe_words(line)}" for line in told),
+        "# Groups and model come from the trace; of this file [tune], [cluster] and [cost] count.",
+        "",
+        "[job]",
+        _toml(name=_safe(Path(request.source).name.partition(".")[0]) or "trace"),
+        "",
+        "[cluster]",
+        _known(
+            "preset",
+            _seen(preset, request.out),
+            f"the trace's GPU: {gpu}" if request.cluster is None else "as given",
+            "",
+        ),
+        f"nodes = {max(1, -(-most // cluster.gpus_per_node))}    # {_ranks(most)}",
+        "",
+        "[tune]",
+        'tuner = "ours"    # lagom list tuners',
+        "pairs = 25    # of the verdict, at most",
+    ]
+    command = f"lagom tune {request.out} --from-trace {shlex.quote(request.source)}"
+    return _written(request, "\n".join(lines) + "\n", told, (f"Next: {command}",))
+
+
+def _size(num_bytes: int) -> str:
+    return format_bytes(num_bytes) if num_bytes else "unknown size"
+
+
+def _ranks(most: int) -> str:
+    return (
+        f"the largest group has {most} ranks" if most > 0 else "the trace does not say how many ranks its groups have"
+    )
 
 
 def _model(source: str) -> tuple[TransformerModel, bytes]:
@@ -155,7 +386,7 @@ def model_table(config: Any, where: str) -> dict[str, Any]:  # any JSON value
     return table
 
 
-def _first_that_fits(request: InitRequest, model: str) -> tuple[Mapping[str, Any], JobStep]:
+def _first_that_fits(request: _Whole, model: str) -> tuple[Mapping[str, Any], JobStep]:
     """FSDP over all GPUs, and with every layer recomputed where that does not fit; one GPU without it.
 
     A start, not advice: which layout is the fastest is `lagom simulate --model`'s question.
@@ -179,10 +410,10 @@ def _first_that_fits(request: InitRequest, model: str) -> tuple[Mapping[str, Any
 
 
 def _job_text(
-    request: InitRequest, name: str, model: TransformerModel, cluster: Cluster, parallel: Mapping[str, Any]
+    request: _Whole, name: str, model: TransformerModel, cluster: Cluster, parallel: Mapping[str, Any]
 ) -> str:
-    tables = {"model": {"name": name}, "cluster": {"preset": request.cluster}}
-    named = moved(tables, Path(), request.out.parent)
+    preset = _seen(request.cluster, request.out)
+    seen = moved({"model": {"name": name}}, Path(), request.out.parent)["model"]["name"]
     quoted = {key: tomli_w.dumps({key: value}).strip() for key, value in parallel.items()}
     said = {
         "fsdp": "fully sharded data parallelism over so many GPUs; or data, tensor, pipeline, context, expert",
@@ -201,13 +432,12 @@ def _job_text(
         tomli_w.dumps({"name": f"{model.name}-{request.num_gpus}"}).strip(),
         "",
         "[model]",
-        tomli_w.dumps(named["model"]).strip() + "    # lagom list models; or a model file",
+        _toml(name=seen) + "    # lagom list models; or a model file",
         f"seq_len = {request.seq_len}",
         "",
         "[cluster]",
-        tomli_w.dumps(named["cluster"]).strip() + "    # lagom list clusters; or a file of your own",
-        f"nodes = {cluster.num_nodes}",
-        *((f"gpus_per_node = {request.num_gpus}",) if cluster.num_nodes == 1 else ()),
+        _toml(preset=preset) + "    # lagom list clusters; or a file of your own",
+        *_node_lines(cluster),
         "",
         "[parallel]",
         *(f"{text}    # {said[key]}" for key, text in quoted.items()),
@@ -237,11 +467,51 @@ def _notes(step: JobStep, parallel: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def next_lines(request: InitRequest) -> Sequence[str]:
+def _next_lines(request: _Whole) -> tuple[str, ...]:
     """What to type next."""
     model = request.source
     lines = [f"Next: lagom simulate {request.out}"]
     if not model.endswith(".json"):
         ranks = f"--model {model} --cluster {request.cluster} --gpus {request.num_gpus} --seq-len {request.seq_len}"
         lines.append(f"Which layout is the fastest: lagom simulate {ranks}")
-    return lines
+    return tuple(lines)
+
+
+def asked_for(ask: Callable[[str], str], tell: Callable[[str], object]) -> InitRequest:
+    """The request that somebody answers question by question; `ask` puts one, `tell` says why an answer is none."""
+
+    def answer(question: str, check: Callable[[str], T]) -> T:
+        while True:
+            try:
+                return check(ask(question).strip())
+            except LagomError as error:
+                tell(str(error))
+
+    def number(text: str) -> int:
+        if not text.isdecimal() or not 0 < int(text[:10]) <= MAX_GPUS:
+            raise JobError(f"{text!r} is no number of GPUs, must be 1 to {MAX_GPUS}")
+        return int(text)
+
+    def length(text: str) -> int:
+        if text and (not text.isdecimal() or int(text[:10]) == 0):
+            raise JobError(f"{text!r} is no number of tokens, must be 1 or more")
+        return int(text[:10]) if text else SEQ_LEN
+
+    def model(text: str) -> str:
+        _model(text)
+        return text
+
+    def machine(text: str) -> str:
+        stated_cluster(ClusterTable(preset=text))
+        return text
+
+    def filled(text: str) -> int:
+        cluster_of(name, number(text))
+        return int(text)
+
+    source = answer("Model (a name of lagom list models, a config.json, or a model file): ", model)
+    name = answer("Cluster (a name of lagom list clusters, or a file): ", machine)
+    cluster = stated_cluster(ClusterTable(preset=name))
+    gpus = answer(f"GPUs ({cluster.gpus_per_node} a node): ", filled)
+    seq_len = answer(f"Tokens per sequence (Enter: {SEQ_LEN}): ", length)
+    return InitRequest(source=source, cluster=name, num_gpus=gpus, seq_len=seq_len)

@@ -45,9 +45,11 @@ class Journal:
     entries: list[Entry] = field(default_factory=list)
     failure: str = ""
 
-    def start(self, header: str) -> None:
-        """Writes the header line."""
-        write_private(self.path, header.encode() + b"\n")
+    def start(self, header: str, entries: tuple[Entry, ...] = ()) -> None:
+        """Writes the header line, and what an earlier process has measured."""
+        self.entries = list(entries)
+        lines = (header, *(entry_to_json(entry, self.problems) for entry in entries))
+        write_private(self.path, "".join(f"{line}\n" for line in lines).encode())
 
     def keep(self, entry: Entry) -> None:
         """Adds an entry, in memory, and on disk as long as it takes any: hours of measuring outlive a full one."""
@@ -101,7 +103,7 @@ class Run:
         groups = {problem.group.name: problem.group for problem in self.problems}
         deadline = time.monotonic() + self.max_seconds
         best_s: float | None = None
-        done = {StepKind.SEARCH: 0, StepKind.VERDICT: 0}
+        done = {kind: sum(entry.step.kind is kind for entry in self.study.entries) for kind in StepKind}
         while (step := self.study.next()) is not None:
             if step.kind is StepKind.SEARCH and time.monotonic() > deadline:
                 self.out_of_time = True

@@ -27,6 +27,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 import lagom_overlap
 from lagom_overlap.errors import JobError, MissingDependencyError, OutputError
 from lagom_overlap.export.deployment import Deployment
@@ -36,7 +38,7 @@ from lagom_overlap.export.saved import GLOO_ROUTE, read_saved
 from lagom_overlap.jobfile.conflicts import conflicts
 from lagom_overlap.jobfile.nccl_conf import with_conf_files
 from lagom_overlap.jobfile.online_settings import read_online_deployment
-from lagom_overlap.jobfile.run_folder import RECORD, RUNS_FOLDER, RunFolder, RunKind, RunRecord
+from lagom_overlap.jobfile.run_folder import RECORD, RUNS_FOLDER, RunFolder, RunKind, RunProcess, RunRecord
 from lagom_overlap.nccl_plugin.library import installed_library
 from lagom_overlap.nccl_plugin.table_reader import MAX_TABLE_BYTES, decode_table, read_table
 from lagom_overlap.nccl_plugin.table_writer import write_table
@@ -240,7 +242,11 @@ def _write_record(request: LaunchRequest, folder: Path) -> None:
             "config": request.config,
             "tuner": request.tuner,
         }
-        RunFolder(folder).write(RunRecord.now(RunKind.RUN, seed=None, request=asked), skips_unwritable=True)
+        # The command takes this process's place, and has its number.
+        record = msgspec.structs.replace(
+            RunRecord.now(RunKind.RUN, seed=None, request=asked), process=RunProcess.this()
+        )
+        RunFolder(folder).write(record, skips_unwritable=True)
 
 
 def _words(command: Sequence[str]) -> tuple[str, ...]:

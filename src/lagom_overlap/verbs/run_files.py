@@ -63,12 +63,23 @@ def tried_in(folder: Path) -> tuple[Tried, ...]:
     Raises:
         BundleError: if the journal cannot be read or is damaged.
     """
+    return tuple(_tried(rows_from_json(_journal(folder)[1:], first_line=2)))
+
+
+def num_contenders(folder: Path) -> int:
+    """How many arms the verdict of a search compares: the default, what was found, and the baselines.
+
+    Raises:
+        BundleError: as `tried_in`.
+    """
+    lines = _journal(folder)
+    groups = parse_header(lines[0], repr(str(folder))).groups.values() if lines else ()
+    return 2 + len({name for group in groups for name in group.baselines})
+
+
+def _journal(folder: Path) -> tuple[str, ...]:
     path = next((path for name in JOURNALS if (path := folder / name).exists()), None)
-    lines = () if path is None else whole_lines(path, MAX_BUNDLE_BYTES)
-    if not lines:
-        return ()
-    parse_header(lines[0], f"{str(path)!r}")
-    return tuple(_tried(rows_from_json(lines[1:], first_line=2)))
+    return () if path is None else whole_lines(path, MAX_BUNDLE_BYTES)
 
 
 def _tried(rows: Iterable[EntryRow]) -> Iterable[Tried]:

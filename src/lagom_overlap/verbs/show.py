@@ -77,6 +77,8 @@ def _run(path: Path) -> ShowResult:
     saved = RunFolder.read(path)
     record, result = saved.record, saved.record.result
     said: list[str] = []
+    if saved.kind is RunKind.TUNE and result is None:
+        said.append("cut off: its process is gone" if saved.has_no_process else "goes on, or its end is not known")
     if isinstance(result, dict):
         said += _verdict(result)
         said += [_figure_text(*figure) for figure in figures(result)]
@@ -96,7 +98,11 @@ def _run(path: Path) -> ShowResult:
     job = record.job.get("job") if isinstance(record.job, dict) else None
     name = f" of job {job['name']!r}" if isinstance(job, dict) and "name" in job else ""
     follow = f"Next: lagom open {_typed(path)}" if "report.html" in saved.files else ""
-    if saved.kind is RunKind.TUNE and _is_adopted(result):
+    if record.process is not None and not saved.has_no_process:  # perhaps: of another machine nobody knows
+        follow = f"Next: lagom watch {_typed(path)}"
+    elif saved.kind is RunKind.TUNE and (not isinstance(result, dict) or result.get("interrupted")):
+        follow = f"Next: lagom resume {_typed(path)}"
+    elif saved.kind is RunKind.TUNE and _is_adopted(result):
         follow = f"Next: lagom export {_typed(path)} --format plugin, or lagom open {_typed(path)}"
     return ShowResult(path=path, what=f"a run of lagom {saved.kind}{name}", said=tuple(said), next=follow)
 
@@ -224,8 +230,8 @@ def _configs(path: Path, raw: Mapping[str, object]) -> ShowResult:
 
 def _job(path: Path) -> ShowResult:
     content = read_regular(path, MAX_JOB_BYTES)
-    variants = JobVariants.read(path)
-    spec = variants.spec(next(variants.combinations()), is_emulated=True)
+    variants = JobVariants.read(path, may_lack_work=True)
+    spec = variants.spec(next(variants.combinations()))
     said = [
         f"[{name}] {', '.join(f'{key} = {value!r}' for key, value in table.items())}"
         for name, table in parse_toml(content).items()

@@ -6,18 +6,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from lagom_overlap.backends.base import Backend
+from lagom_overlap.errors import BackendError, BundleError
 from lagom_overlap.export.configs import configs_toml
 from lagom_overlap.interrupts import held_back
 from lagom_overlap.jobfile.describe import ONE_SIDED, OUT_OF_BUDGET
 from lagom_overlap.jobfile.job import Job
-from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
+from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunProcess, RunRecord
 from lagom_overlap.jobfile.whole_step import WholeStep
 from lagom_overlap.report.tune.page import render_tuning
 from lagom_overlap.results.tune import MeasuredSearch, TuneResult
 from lagom_overlap.trace.chrome_writer import chrome_trace
-from lagom_overlap.tuners.bundle import header_line
+from lagom_overlap.tuners.bundle import BundleHeader, header_line, parse_header
 from lagom_overlap.tuners.guard import make_tuner
+from lagom_overlap.tuners.journal import Entry, StepKind, entries_from_json
 from lagom_overlap.tuners.registry import (
     check_takes_warm_start,
     check_tuner_name,
@@ -29,8 +33,18 @@ from lagom_overlap.tuners.verdict import DEFAULT_ARM, TUNED_ARM
 from lagom_overlap.verbs.measure import Journal, Observer, Run, ignore
 from lagom_overlap.verbs.warm_start import check_source, warm_start_of
 
+AGAIN: Final = ("simulated", "fake_nccl", "recorded")
+"""Backends that answer the same when asked the same in the same order, in no time."""
 RUN_FILES: Final = ("configs.toml", "run.json", "report.html", "timeline.json")
 """What is written at the end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Journaled:
+    """A run that was cut off, to go on with in its own folder: the lines of its journal, the header first."""
+
+    folder: Path
+    lines: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +58,17 @@ class TuneRequest:
     bundle: Path | None = None
     out: Path | None = None
     warm_start: str | None = None
+    resumes: "Journaled | None" = None
+
+    @property
+    def asked(self) -> Mapping[str, object]:
+        """What the command line added, as run.json keeps it."""
+        return {
+            "backend": self.backend,
+            "tuner": self.tuner,
+            "bundle": self.bundle,
+            "warm_start": self.warm_start,
+        }
 
     @property
     def backend_name(self) -> str:
@@ -102,19 +127,25 @@ def run_tune(request: TuneRequest, observe: Observer = ignore) -> TuneResult:
         study = Study(
             problems, job.tied(tuner, problems), seed=seed, num_pairs=spec.tune.pairs, max_measurements=max_measurements
         )
-        folder = RunFolder.create(request.out, spec.job.name)
-        journal = Journal(folder.path / "measurements.jsonl", problems)
-        journal.start(
-            header_line(
-                backend_request.job_fingerprint,
-                request.backend_name,
-                problems,
-                description=backend.description,
-                notes=(*_backend_notes(request, backend), *begun),
-                arm_words=job.arm_words(request.backend_name, backend),
-                limits=backend_request.limits,
-            )
+        header = header_line(
+            backend_request.job_fingerprint,
+            request.backend_name,
+            problems,
+            description=backend.description,
+            notes=(*_backend_notes(request, backend), *begun),
+            arm_words=job.arm_words(request.backend_name, backend),
+            limits=backend_request.limits,
         )
+        if request.resumes is None:
+            kept: tuple[Entry, ...] = ()
+            folder = RunFolder.create(request.out, spec.job.name)
+        else:
+            kept = _replayed(request, request.resumes, header, study, backend)
+            folder = RunFolder(request.resumes.folder)
+            begun = (*begun, f"Resumed: an earlier process had made {len(kept)} of the measurements.")
+        folder.write(msgspec.structs.replace(_record(request), process=RunProcess.this()), skips_unwritable=True)
+        journal = Journal(folder.path / "measurements.jsonl", problems)
+        journal.start(header, kept)
         run = Run(
             study=study,
             backend=backend,
@@ -122,7 +153,11 @@ def run_tune(request: TuneRequest, observe: Observer = ignore) -> TuneResult:
             max_seconds=spec.tune.budget.seconds,
             max_measurements=max_measurements,
         )
-        run.drive(observe, journal.keep)
+        try:
+            run.drive(observe, journal.keep)
+        except BackendError:  # nothing goes on in the folder any more: it can be resumed
+            folder.write(_record(request), skips_unwritable=True)
+            raise
     finally:
         backend.close()
     with held_back():
@@ -135,6 +170,56 @@ def _backend_notes(request: TuneRequest, backend: Backend) -> tuple[str, ...]:
     if keys and not searches_launches(request.tuner_name):
         return (*notes, ONE_SIDED.format(keys=", ".join(keys), tuner=request.tuner_name))
     return notes
+
+
+def _record(request: TuneRequest) -> RunRecord:
+    return RunRecord.now(
+        RunKind.TUNE,
+        seed=request.effective_seed,
+        job=request.job.spec,
+        request=request.asked,
+        from_trace=request.job.from_trace,
+    )
+
+
+def _replayed(
+    request: TuneRequest, journaled: Journaled, header: str, study: Study, backend: Backend
+) -> tuple[Entry, ...]:
+    """The journal's entries, which the study has taken as if they had just been measured.
+
+    Of what a machine measured, the last round of the verdict is left out: a pair counts only if both its halves were
+    measured one right after the other. A model or a recording runs what it ran before, which brings its noise to where
+    it was.
+
+    Raises:
+        BundleError: if the journal is damaged, or of another job, machine, tuner or seed.
+    """
+    path = journaled.folder / "measurements.jsonl"
+    if not journaled.lines or _offered(parse_header(journaled.lines[0], f"{str(path)!r}")) != _offered(
+        parse_header(header, "this job")
+    ):
+        raise BundleError(f"{str(path)!r} cannot be resumed: the job, or what this machine offers for it, has changed")
+    problems = tuple(backend.problem(group) for group in request.job.groups)
+    kept = entries_from_json(journaled.lines[1:], problems, first_line=2)
+    is_again = request.backend_name in AGAIN
+    if not is_again and kept and kept[-1].step.kind is StepKind.VERDICT:
+        last = kept[-1].step.round
+        whole = [entry for entry in kept if entry.step.kind is StepKind.SEARCH or entry.step.round != last]
+        same = [entry for entry in kept if entry not in whole]
+        pairs = len(same) // 2 * 2 if last is None else 0  # of the default against itself, the pairs are whole
+        kept = (*whole, *same[:pairs])
+    study.replay(kept)
+    if is_again:
+        groups = {group.name: group for group in request.job.groups}
+        for entry in kept:
+            for name, assignment in entry.step.assignments.items():
+                backend.measure(groups[name], assignment)
+    return kept
+
+
+def _offered(header: BundleHeader) -> object:
+    """What of a header must be the same for measurements to be of one run."""
+    return header.job_fingerprint, header.backend, header.groups
 
 
 def _notes(request: TuneRequest, run: Run) -> tuple[str, ...]:
@@ -153,12 +238,7 @@ def _write(
     begun: tuple[str, ...],
 ) -> TuneResult:
     job, spec, study, problems = request.job, request.job.spec, run.study, journal.problems
-    record = RunRecord.now(
-        RunKind.TUNE,
-        seed=request.effective_seed,
-        job=spec,
-        from_trace=job.from_trace,
-    )
+    record = _record(request)
     result = TuneResult(
         job=spec.job.name,
         backend=request.backend_name,
