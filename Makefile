@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 HASHED := $(PIP) --no-deps --require-hashes
 COMPILED := torch.distributed.fsdp, torch.distributed.pipelining, torch._inductor, scipy.optimize, pandas, networkx
 
-.PHONY: help venv demo test docs types tests tests-with-ranks test-cuda check bench clean
+.PHONY: help venv demo test docs wheel types tests tests-with-ranks test-cuda check bench clean
 
 help:
 	@echo "make demo   set up .venv, tune real collectives on this machine, say where the report is"
@@ -16,6 +16,7 @@ help:
 	@echo "make test-cuda  a second environment with PyTorch's CUDA build (some GB, once): jobs on emulated GPUs, no GPU needed"
 	@echo "make check  the same without the slow tests"
 	@echo "make docs   the documentation as a site, in build/site; an environment of its own, once"
+	@echo "make wheel  the wheel with the platform tag that its symbols allow, in dist"
 	@echo "make bench  the benchmarks, figures to stdout"
 
 venv: $(STAMP)
@@ -65,6 +66,21 @@ docs: $(DOCS_VENV)/.installed
 	$(DOCS_VENV)/bin/mkdocs build --strict
 	@echo "the documentation: $(CURDIR)/build/site/index.html"
 
+# The tag is what auditwheel finds the symbols to allow: the glibc of this machine or an older one. For older systems, build
+# in an image of theirs (manylinux).
+WHEEL_VENV := .venv-wheel
+
+$(WHEEL_VENV)/.installed: constraints-wheel.txt
+	$(PYTHON) -m venv $(WHEEL_VENV)
+	$(WHEEL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement $<
+	@touch $@
+
+wheel: venv $(WHEEL_VENV)/.installed
+	rm -rf build/untagged
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m build --wheel --no-isolation --outdir build/untagged
+	PATH="$(CURDIR)/$(WHEEL_VENV)/bin:$$PATH" $(WHEEL_VENV)/bin/auditwheel repair --wheel-dir dist build/untagged/*.whl
+	$(WHEEL_VENV)/bin/auditwheel show dist/*.whl
+
 types: venv
 	$(BIN)/mypy
 	$(BIN)/lint-imports
@@ -98,4 +114,4 @@ bench: venv
 	$(BIN)/python benchmarks/paired_tuners.py examples/overlaps/gloo_fsdp.toml
 
 clean:
-	rm -rf $(VENV) $(CUDA_VENV) $(DOCS_VENV) build emulate/build .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(CUDA_VENV) $(DOCS_VENV) $(WHEEL_VENV) dist build emulate/build .mypy_cache .ruff_cache .import_linter_cache

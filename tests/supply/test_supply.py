@@ -118,6 +118,9 @@ def test_each_distribution_holds_its_own_and_a_bill_of_its_materials(name: str, 
     modules = {file.relative_to(source / "src").as_posix() for file in (source / "src").rglob("*.py")}
     assert modules == {file for file in files if file.endswith(".py")}
     assert all(file.startswith(f"{package}/") for file in files)
+    if name == "lagom-overlap":  # what `lagom docs` shows
+        pages = {f"{package}/{page.relative_to(ROOT).as_posix()}" for page in (ROOT / "docs").rglob("*.md")}
+        assert pages == {file for file in files if file.endswith(".md")}
     assert {str(Path(file).parent) for file in compiled} == {f"{package}/lib"}
     assert {Path(file).name[3:].partition(".so")[0] for file in compiled} == LIBRARIES[f"{package}/lib"]
     needed = {Requirement(line) for line in re.findall(r"^Requires-Dist: (.+)$", metadata, re.MULTILINE)}

@@ -55,7 +55,7 @@ _MAX_NAMED, _MAX_NAME = 5, 60
 """Kernels that a note names, and how much of a mangled name."""
 _NOTE: Final = (
     "Emulated: no GPU was measured; large kernels compute nothing, so losses are not the job's. "
-    "How far: docs/accuracy.md."
+    "How far: lagom docs accuracy"
 )
 
 

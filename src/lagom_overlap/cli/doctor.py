@@ -29,7 +29,7 @@ def _table(report: DoctorResult) -> Fitted:
 
 _LEGEND = (
     "P: by the tuner plug-in; S: by sibling communicators; 'lower': only below NCCL's own; 'some': with limits, see "
-    "docs/support.md. Transport: never. From NCCL's sources; of 2.30.7 tried on one H100."
+    "lagom docs support. Transport: never. From NCCL's sources; of 2.30.7 tried on one H100."
 )
 _HEADERS = {"channels of all-to-all": "all-to-\nall ch."}
 _ROUTES = {"plugin": "P", "sibling": "S"}

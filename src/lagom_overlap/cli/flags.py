@@ -484,6 +484,13 @@ def _completion(verbs: _Verbs) -> None:
     _debug(parser)
 
 
+def _docs(verbs: _Verbs) -> None:
+    """`lagom docs [PAGE]`: the documentation of this version, in the terminal; without a page, what pages there are."""
+    parser = verbs.add_parser("docs", help="read the documentation", description=_docs.__doc__)
+    parser.add_argument("page", nargs="?", metavar="PAGE", help="such as accuracy, online, howto/no_gain")
+    _debug(parser)
+
+
 VERBS: Final[Mapping[str, Callable[[_Verbs], None]]] = MappingProxyType(
     {
         "tune": _tune,
@@ -505,6 +512,7 @@ VERBS: Final[Mapping[str, Callable[[_Verbs], None]]] = MappingProxyType(
         "watch": _watch,
         "resume": _resume,
         "completion": _completion,
+        "docs": _docs,
     }
 )
 """Adds a verb's flags, by its name; `cli/NAME.py` runs it."""

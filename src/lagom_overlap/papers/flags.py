@@ -17,7 +17,7 @@ WORKERS_LINK: Final = "3 Gbit/s"
 def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """`lagom reproduce FIGURE`: the Lagom paper's evaluation on the simulator, each line with a verdict.
 
-    `lagom reproduce data` lists the third-party data behind docs/accuracy.md, and fetches what is missing with
+    `lagom reproduce data` lists the third-party data behind the figures of accuracy, and fetches what is missing with
     --fetch.
     """
     parser = verbs.add_parser(

@@ -62,7 +62,7 @@ def _tested_torch() -> DoctorCheck:
         name=name,
         ok=False,
         found=f"{version} is {where} what was tested, {oldest} to {newest}",
-        remedy="compare losses with and without LAGOM_DISABLE=1 first; docs/support.md has what was tested",
+        remedy="compare losses with and without LAGOM_DISABLE=1 first; lagom docs support has what was tested",
     )
 
 

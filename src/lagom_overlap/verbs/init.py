@@ -345,7 +345,7 @@ def model_table(config: Any, where: str) -> dict[str, Any]:  # any JSON value
         known = ", ".join(sorted((*_GATED, *_MIXTURES)))
         raise JobError(
             f"{where!r}: model_type is {str(kind)[:40]!r}, known here are {known}; write a model file "
-            "(docs/formats.md), or lagom capture the model's code"
+            "(lagom docs formats), or lagom capture the model's code"
         )
     for key in ("use_sliding_window", "mlp_only_layers"):
         if config.get(key):
@@ -422,7 +422,7 @@ def _job_text(
     }
     file, gpus = _safe(request.out.name), f"{request.num_gpus} GPUs of {_safe(cluster.name)}"
     lines = [
-        f"# Written by lagom init: {_safe(model.name)} on {gpus}. All keys: docs/formats.md.",
+        f"# Written by lagom init: {_safe(model.name)} on {gpus}. All keys: lagom docs formats",
         "#",
         f"#   lagom simulate {file}    # what a step takes, what it holds, whether a change would pay",
         f"#   lagom plan {file}        # settings of the framework",

@@ -379,7 +379,7 @@ def _how_sure(found: Planned) -> tuple[str, ...]:
     if not gain.gain_s:  # the step as it was
         return ()
     none = "" if gain.verdict is GainEstimate.GAIN else ", so that it may be none"
-    return (f"By the model's own error (docs/accuracy.md) the gain is {interval_text(gain)} of the step{none}.",)
+    return (f"By the model's own error (lagom docs accuracy) the gain is {interval_text(gain)} of the step{none}.",)
 
 
 def _fsdp2(found: Planned) -> Fsdp2Effects | None:

@@ -82,7 +82,7 @@ def _page(report: ReproduceReport) -> _Page:
         meta=f"{source}; seed {report.seed}, {report.date}",
         headline=headline(report),
         profiles=tuple(report.profile_labels.values()),
-        overview=embedded(verdicts_figure(report.lines), "Verdicts by figure. Rules: docs/guides/reproduce.md."),
+        overview=embedded(verdicts_figure(report.lines), "Verdicts by figure. Rules: lagom docs reproduce"),
         chapters=tuple(_chapter(report, chapter) for chapter in report.chapters),
     )
 
