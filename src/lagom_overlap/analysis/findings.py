@@ -114,7 +114,8 @@ def without_lead_in(trace: GpuTrace) -> GpuTrace:
     )
     names = ", ".join(str(window[0]) for window in windows[:num_torn])
     left_out = (
-        f"step{'s' if num_torn > 1 else ''} {names} and what ran before are left out: most of their kernels are missing"
+        f"step{'s' if num_torn > 1 else ''} {names} and what ran before are left out: "
+        f"{_TORN:.0%} or more of their kernels are missing"
         if num_torn
         else f"the GPU was {format_seconds(lead_ns / NS_PER_S)} behind the CPU when the profiler began: what it did "
         "by then, of earlier steps, is left out"
