@@ -110,7 +110,7 @@ def _byte_of(error: Exception) -> int | None:
     return int(found[1]) if found else None
 
 
-def _repaired(data: bytes) -> bytes:
+def repaired(data: bytes) -> bytes:
     """The bytes with what profilers write and JSON forbids mended.
 
     That is nan, inf, lone backslashes, control characters in texts, commas with nothing behind them, broken UTF-8.
@@ -285,7 +285,7 @@ class EventReader:
         try:
             return self._decode_to_end(data)
         except _DECODE_ERRORS as error:
-            mended = data if "truncated" in str(error) else _repaired(data)
+            mended = data if "truncated" in str(error) else repaired(data)
             if mended == data:
                 raise
         found = self._decode_to_end(mended)
@@ -367,7 +367,7 @@ class EventReader:
             self.header = _HEADER.decode(data)
         except _DECODE_ERRORS:
             try:
-                self.header = _HEADER.decode(_repaired(data))
+                self.header = _HEADER.decode(repaired(data))
             except _DECODE_ERRORS as error:
                 if self._stream.was_cut or "truncated" in str(error):
                     with suppress(*_DECODE_ERRORS):
