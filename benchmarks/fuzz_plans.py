@@ -5,8 +5,9 @@ python benchmarks/fuzz_plans.py show 17                            what the step
 python benchmarks/fuzz_plans.py behind --first 0 --programs 100    how far the default planner is behind each other one
 
 A step has dense blocks, dropout, routed experts whose counts are exchanged and read by `tolist`, branches on `item`,
-rows that `nonzero` finds, weights that are gathered by hand, metrics that nobody reads; it is replicated (DDP), sharded
-(FSDP2) or neither; its optimizer clips, unscales and skips, keeps an average of the parameters.
+rows that `nonzero` finds, waits of the host, weights that are gathered by hand, metrics that nobody reads; it is
+replicated (DDP), sharded (FSDP2) or neither; its optimizer clips, unscales and skips, keeps an average of the
+parameters.
 
 The oracle sees each dispatched operator with its tensors and shares nothing with the recorder but the names that this
 gave: operators depend on each other through storages that they read and write and by drawing random numbers; what comes
@@ -37,6 +38,7 @@ from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from lagom_overlap.capturing import fake_tensor
 from lagom_overlap.capturing.fake_tensor import TrainingStep, capture_step
 from lagom_overlap.capturing.layouts import StorageTable
 from lagom_overlap.capturing.recorder import StepRecorder
@@ -61,6 +63,8 @@ from lagom_overlap.workload.step import Unit, program_step
 
 RANKS: Final = 4
 TOKENS: Final = 256
+WAITING: Final = 0.2
+"""Steps in which the host waits for the device by hand."""
 TOPS: Final = 2
 """Experts of a token."""
 WIDTHS: Final = (128, 256, 512)
@@ -165,6 +169,15 @@ class Gathered(nn.Module):
         return x + torch.tanh(x @ _gather(self.shard, 0, dist.group.WORLD))
 
 
+class Waiting(nn.Module):
+    """The host waits for the device, as where a step is timed by hand."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Of anything."""
+        torch.cuda.synchronize()
+        return x
+
+
 BLOCKS: Final[tuple[Callable[[int, Random], nn.Module], ...]] = (
     Dense,
     Dense,
@@ -222,11 +235,12 @@ class Drawn:
     way: str
     micro_batches: int
     seed: int
+    waits: bool
 
     @property
     def words(self) -> str:
         """One line."""
-        names = ", ".join(block.__name__ for block in self.blocks)
+        names = ", ".join([*(block.__name__ for block in self.blocks), *(["Waiting"] if self.waits else [])])
         return f"{names}; {self.way}; width {self.width}; {self.micro_batches} micro-batches"
 
 
@@ -235,16 +249,21 @@ def drawn(seed: int) -> Drawn:
     random = Random(seed)
     blocks = tuple(random.choice(BLOCKS) for _ in range(random.randint(1, 3)))
     way = random.choice(("alone", "DDP", "FSDP2"))
-    return Drawn(blocks, random.choice(WIDTHS), way, 1 if way == "DDP" else random.choice((1, 1, 2)), seed)
+    width, micro_batches = random.choice(WIDTHS), 1 if way == "DDP" else random.choice((1, 1, 2))
+    return Drawn(blocks, width, way, micro_batches, seed, waits=Random(seed + 4).random() < WAITING)
 
 
 def built(what: Drawn, read: Callable[[torch.Tensor], float]) -> TrainingStep:
     """The step in the world of a capture."""
     random = Random(what.seed + 1)
-    model: nn.Module = nn.Sequential(*(block(what.width, random) for block in what.blocks))
+    blocks = [block(what.width, random) for block in what.blocks]
+    if what.waits:
+        blocks.insert(1, Waiting())
+    model: nn.Module = nn.Sequential(*blocks)
     if what.way == "FSDP2":
         for block in (*model.children(), model):
-            fully_shard(block)
+            if not isinstance(block, Waiting):
+                fully_shard(block)
     elif what.way == "DDP":
         views = random.random() < 0.5
         model = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.1, gradient_as_bucket_view=views)
@@ -307,6 +326,10 @@ class Log:
         """The host read a value of it."""
         self.seen.append(Seen(None, self.storages(tensor), set(), is_read=True))
 
+    def wait(self) -> None:
+        """The host waited for all that was issued."""
+        self.seen.append(Seen(None, {one for seen in self.seen for one in seen.writes}, set(), is_read=True))
+
     def take(self, func: Any, args: Any, kwargs: Any, result: object, name: str | None) -> None:
         """An operator; what it was called by the recorder."""
         schema, short = func._schema, func._schema.name.rpartition("::")[2]
@@ -351,7 +374,12 @@ class Log:
 @contextmanager
 def watched(log: Log) -> Iterator[None]:
     """All that the recorder is told is noted."""
-    record, resized = StepRecorder.record, StorageTable.resized
+    record, resized, synchronize = StepRecorder.record, StorageTable.resized, fake_tensor._Clock.synchronize
+
+    def waited(self: fake_tensor._Clock, stream: str | None) -> None:
+        synchronize(self, stream)
+        if stream is None:
+            log.wait()
 
     def taken(self: StepRecorder, func: Any, args: Any, kwargs: Any, result: object, **more: Any) -> str | None:
         name = record(self, func, args, kwargs, result, **more)
@@ -363,10 +391,12 @@ def watched(log: Log) -> Iterator[None]:
         log.freed(storage)
 
     StepRecorder.record, StorageTable.resized = taken, freed  # type: ignore[method-assign]  # undone below
+    fake_tensor._Clock.synchronize = waited  # type: ignore[method-assign]  # as above
     try:
         yield
     finally:
         StepRecorder.record, StorageTable.resized = record, resized  # type: ignore[method-assign]
+        fake_tensor._Clock.synchronize = synchronize  # type: ignore[method-assign]
 
 
 def captured(what: Drawn) -> tuple[IssuedStep, Log]:

@@ -1,9 +1,11 @@
+from dataclasses import replace
+
 import pytest
 from gpu_traces import gpu_trace
 
 from lagom_overlap.analysis.findings import analyse
 from lagom_overlap.analysis.tracks import rank_timeline
-from lagom_overlap.trace.gpu_trace import EventRole
+from lagom_overlap.trace.gpu_trace import EventRole, empty_events
 
 COMM, COMP = EventRole.COMM, EventRole.COMPUTE
 
@@ -61,3 +63,28 @@ def test_the_skew_of_ranks_is_the_mean_wait_for_the_last_peer():
     found = analyse([rank(0, 100, 300), rank(1, 180, 240)])  # the shortest of a call waited for nobody
     assert found.rank_skew_ns == (0 + 60 + 80 + 0) / 4
     assert analyse([rank(0, 100)]).rank_skew_ns is None
+
+
+def test_a_dump_without_a_timeline_next_to_a_trace_dilutes_no_figure():
+    """Two steps of 1 ms with one call each; the recorder of the same rank kept both calls, too."""
+    rows = [(COMM, 10**6 * n, 10**6 * n + 500) for n in range(2)]
+    steps = [(n, 10**6 * n, 10**6 * (n + 1)) for n in range(2)]
+    timed = gpu_trace(rows, steps=steps, launches=[10**6 * n for n in range(2)])
+    recorder = replace(
+        timed, file="dump", events=empty_events(), steps=(),
+        calls=tuple(replace(call, event=-1) for call in timed.calls),
+    )  # fmt: skip
+    findings = analyse([timed, recorder])
+    assert findings.num_windows == 2
+    assert sum(row.count for row in findings.rows) == 2
+    assert any(text.startswith("dump: without a timeline, next to files with one") for text in findings.warnings)
+    assert not any("more than once" in text for text in findings.warnings)
+
+
+def test_marked_steps_in_which_nothing_was_launched_are_no_steps():
+    trace = gpu_trace([(COMP, 0, 10**6)], steps=[(n, 10**9 * n, 10**9 * n + 5) for n in (7, 8)], launches=[0])
+    findings = analyse([trace])
+    assert findings.ranks[0].steps[0].number == 0
+    told = " | ".join(findings.warnings)
+    assert "none of its 2 marked steps launched a kernel here" in told
+    assert "no profiler steps; the whole trace counts as one step" in told

@@ -11,9 +11,9 @@ from lagom_overlap.workload import iteration
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
 
-@pytest.mark.parametrize("seed", [0, 4, 5, 8, 10, 11])
+@pytest.mark.parametrize("seed", [0, 4, 5, 8, 10, 11, 3034])
 def test_plans_of_drawn_steps_keep_every_dependence(seed: int) -> None:
-    """FSDP2 and DDP, routed tokens, branches, masks, several micro-batches are among them."""
+    """FSDP2 and DDP, routed tokens, branches, masks, several micro-batches, a wait for the device are among them."""
     num_checked, finds = fuzz_plans.finds_of(seed, num_others=1)
     assert finds == []
     assert num_checked >= 3
@@ -23,6 +23,11 @@ def test_a_read_that_nothing_waits_for_is_found(monkeypatch: pytest.MonkeyPatch)
     """Tokens that leave before their counts have arrived."""
     monkeypatch.setattr(iteration, "_behind_reads", tuple)
     assert any("(read by the host)" in find for find in fuzz_plans.finds_of(8, num_others=0)[1])
+
+
+def test_a_wait_for_the_device_that_holds_nothing_back_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fuzz_plans.StepRecorder, "synchronize", lambda *_, **__: None)
+    assert any("(read by the host)" in find for find in fuzz_plans.finds_of(3034, num_others=0)[1])
 
 
 @pytest.mark.parametrize("seed", [3, 6, 14, 15])

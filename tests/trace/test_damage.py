@@ -5,6 +5,8 @@ from kineto_traces import NCCL, KinetoFile
 
 from lagom_overlap.analysis.findings import analyse
 from lagom_overlap.analysis.hta import hta_figures
+from lagom_overlap.trace.files import open_streams
+from lagom_overlap.trace.kineto_reader import read_kineto
 from lagom_overlap.trace.reader import ReadOptions, read_traces
 
 GEMM = "sm90_gemm"
@@ -143,3 +145,37 @@ def test_a_kernel_that_a_side_stream_runs_at_once_begins_no_step_of_a_late_gpu(t
             file.kernel(GEMM, at + 710 + 100 * n, 95, launch=at + 50 + 60 * n)
     found = analyse(read_traces([file.write(tmp_path / "t.json")]))
     assert [step.measures.span_ns for step in found.ranks[0].steps] == [1_000_000] * 3 + [995_000]
+
+
+@pytest.mark.parametrize("block", [None, 512])
+def test_entries_that_are_no_events_are_left_out_and_counted(tmp_path, block):
+    file = KinetoFile()
+    for n in range(5):
+        file.kernel(GEMM, 100 + 100 * n, 90)
+    whole = spans(read_traces([file.write(tmp_path / "whole.json")])[0])
+    file.events[3:3] = [None, 5, "text"]
+    path = file.write(tmp_path / "t.json")
+    if block is None:
+        (trace,) = read_traces([path])
+    else:
+        with open_streams(path) as streams:
+            (trace,) = read_kineto(next(iter(streams)), b"", block_bytes=block)
+    assert spans(trace) == whole
+    assert [text for text in trace.warnings if "no events" in text] == [
+        "3 entries of the list are no events, and left out"
+    ]
+
+
+def test_steps_of_one_number_that_follow_each_other_are_several(tmp_path):
+    # Three steps of 1 ms, all called number 4; a second thread marks each of them, too.
+    file = KinetoFile()
+    for n in range(3):
+        file.step(4, 1000 * n, 1000)
+        file.step(4, 1000 * n + 1, 998)
+        file.kernel(GEMM, 1000 * n + 100, 800)
+    path = file.write(tmp_path / "t.json")
+    (rank,) = analyse(read_traces([path])).ranks
+    assert [(step.number, step.measures.span_ns) for step in rank.steps] == [(4, 10**6), (5, 10**6), (6, 8 * 10**5)]
+    assert "3 steps have only 1 numbers: they are numbered in order of time" in rank.trace.warnings
+    (recorded,) = read_traces([path], ReadOptions(as_recorded=True))  # as HTA counts them
+    assert [step.number for step in recorded.steps] == [4]

@@ -110,11 +110,22 @@ class _Explodes:
             "rocprofv3's JSON, which is not read; the trace that torch.profiler",
         ),
         (b'"Kind","Agent_Id","Queue_Id"\n"KERNEL_DISPATCH","Agent 4",1\n', "a table of rocprofv3"),
-        (b"\n\x8a\x01\x08\x01\x12\r/device:TPU:0\x1a\x0cXLA Modules", "an XPlane file of JAX"),
+        (b"\n\x8a\x01\x08\x01\x12\r/device:TPU:0\x1a\x0cXLA Modules", r"a profile of XLA \(JAX or TensorFlow\)"),
+        (
+            b'{"traceEvents": [{"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "/device:GPU:0"}},'
+            b'{"ph": "X", "pid": 1, "tid": 13, "ts": 1.0, "dur": 50.0, "name": "gemm_fusion"}]}',
+            r"a profile of XLA \(JAX or TensorFlow\)",
+        ),
+        ('{"traceEvents": []}'.encode("utf-16"), "text in UTF-16, as PowerShell writes; save it as UTF-8"),
+        (
+            b'{"traceEvents": [{"ph": "B", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 1},'
+            b'{"ph": "E", "pid": 0, "tid": 7, "ts": 9}]}',
+            r'no GPU event among 2 events; its events are pairs of begin and end \("ph": "B"\), and only complete ones',
+        ),
         (b"Device_id,Model ID,Task ID,Stream ID,Op Name\n0,4294967295,1,2,MatMul\n", "a profile of Ascend"),
         (b'{"a": 1}', "is not a trace"),
         (b"{", "is not a trace"),
-        (b"[1, 2", "not an event"),
+        (b"[1, 2", "no GPU event among 0 events"),
         (b'"text"', "is not a trace"),
         (gzip.compress(b"", mtime=0), "is empty"),
         (
@@ -124,7 +135,7 @@ class _Explodes:
         (b"\x1f\x8bnot gzip at all", "cannot be unpacked"),
         (b'{"traceEvents": []}', "no GPU event"),
         (b'{"traceEvents": 5}', "is not a trace|broken"),
-        (b'{"traceEvents": [5]}', "not an event"),
+        (b'{"traceEvents": [5]}', r"no GPU event among 0 events \(1 entries of the list are no events"),
     ],
 )
 def test_what_is_no_trace_is_refused_in_one_line(tmp_path, data, why):

@@ -118,6 +118,13 @@ def test_a_broken_dump_is_refused(tmp_path, entries):
         read_traces([path])
 
 
+def test_numbers_and_characters_that_json_forbids_refuse_no_dump(tmp_path):
+    path = tmp_path / "dump.json"
+    path.write_text(json.dumps(flight(duration_ms=float("nan"))).replace("default_pg", "default_pg\x01"))
+    (call,) = read_traces([path])[0].calls
+    assert (call.duration_ns, call.communicator) == (2_000_000, "default_pg ")
+
+
 def test_foreign_types_in_a_dump_are_unknown(tmp_path):
     path = tmp_path / "dump.json"
     path.write_text(json.dumps(flight(input_sizes="x", output_dtypes=[3], process_group=[], collective_seq_id="n")))

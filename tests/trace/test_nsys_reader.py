@@ -1,5 +1,6 @@
 import json
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -196,3 +197,12 @@ def test_graphs_that_were_recorded_whole_are_named(tmp_path):
         """)
     connection.close()
     assert any("2 launches of CUDA graphs" in text for text in read_traces([path])[0].warnings)
+
+
+def test_kernels_without_names_are_counted(tmp_path):
+    path = database(tmp_path / "t.sqlite")
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DELETE FROM StringIds")
+    traces = read_traces([path])
+    assert not any(trace.calls for trace in traces)
+    assert any("kernels have no name: those that communicate count as computation" in w for w in traces[0].warnings)

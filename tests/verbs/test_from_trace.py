@@ -384,3 +384,11 @@ def test_what_a_shared_setting_costs_is_in_the_prediction(tmp_path):
     )
     # 2 channels for both: 31 s; 8: 49 s; the default: 40 s.
     assert set(tied.recommend().values()) == {(CommConfig(num_channels=2),)}
+
+
+def test_a_file_that_cannot_be_read_does_not_take_the_folder_down(tmp_path):
+    model = truth()
+    written(tmp_path / "rank0.json", model, true_group(model))
+    (tmp_path / "rank1.json").write_text("")
+    job = predicted_job(FromTraceRequest(traces=(tmp_path,)))
+    assert "rank1.json: is empty; a trace is expected; this file is left out" in job.caveats

@@ -20,10 +20,10 @@ from lagom_overlap.analysis.measures import (
     Measures,
     Occupation,
     StepMeasures,
+    marked_windows,
     occupation_of,
     step_measures,
     step_of_events,
-    step_windows,
     whole,
 )
 from lagom_overlap.analysis.parts import OverlapPart, parts_of
@@ -98,9 +98,13 @@ def without_lead_in(trace: GpuTrace) -> GpuTrace:
     that began before it did: kernels without a launch, collectives without metadata. Divided by the number of marked
     steps, that work would make each of them look longer than it is.
     """
-    windows = step_windows(trace) if trace.steps else ()
-    if not windows:
+    if not trace.steps or not len(trace.events):
         return trace
+    windows = marked_windows(trace)
+    if not windows:
+        num = len(trace.steps)
+        why = f"{'none of its' if num > 1 else 'its'} {num} marked step{'s' if num > 1 else ''} launched a kernel here"
+        return replace(trace, steps=(), warnings=(*trace.warnings, why))
     num_torn = _num_torn(trace, windows)
     first_ns = windows[num_torn][1]
     lead_ns = first_ns - int(trace.events.start_ns[0])
@@ -114,7 +118,8 @@ def without_lead_in(trace: GpuTrace) -> GpuTrace:
     )
     names = ", ".join(str(window[0]) for window in windows[:num_torn])
     left_out = (
-        f"step{'s' if num_torn > 1 else ''} {names} and what ran before are left out: most of their kernels are missing"
+        f"step{'s' if num_torn > 1 else ''} {names} and what ran before are left out: "
+        f"{_TORN:.0%} or more of their kernels are missing"
         if num_torn
         else f"the GPU was {format_seconds(lead_ns / NS_PER_S)} behind the CPU when the profiler began: what it did "
         "by then, of earlier steps, is left out"
@@ -195,6 +200,23 @@ def _warnings(traces: Sequence[GpuTrace]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def _with_timeline(traces: Sequence[GpuTrace]) -> Sequence[GpuTrace]:
+    """The traces with a timeline if any has one: the others may hold the same calls, and have no steps to divide by."""
+    return [trace for trace in traces if len(trace.events)] or traces
+
+
+def _untimed(every: Sequence[GpuTrace], used: Sequence[GpuTrace]) -> tuple[str, ...]:
+    """A sentence about the files without a timeline that stand next to others with one."""
+    left_out = sorted({trace.file for trace in every if not len(trace.events)}) if len(used) < len(every) else []
+    if not left_out:
+        return ()
+    more = f" and {len(left_out) - _MAX_NAMES} more" if len(left_out) > _MAX_NAMES else ""
+    return (
+        f"{', '.join(left_out[:_MAX_NAMES])}{more}: without a timeline, next to files with one; looked at for hangs "
+        "alone, in no figure",
+    )
+
+
 def _far_ahead(ranks: Sequence[RankFindings]) -> tuple[str, ...]:
     """A sentence where launches block because the CPU is far ahead: it looks bad in a viewer, and loses nothing."""
     blocked_ns = sum(rank.blocking.blocked_ns for rank in ranks)
@@ -222,7 +244,7 @@ def analyse(traces: Sequence[GpuTrace], *, seed: int = 0, gpus_per_node: int | N
     """
     if not traces:
         raise ValueError("no trace to analyse, at least one is needed")
-    traces = [without_lead_in(trace) for trace in traces]
+    every, traces = traces, [without_lead_in(trace) for trace in _with_timeline(traces)]
     occupations = [occupation_of(trace.events) for trace in traces]
     exposed = [exposed_of_calls(trace, held) for trace, held in zip(traces, occupations, strict=True)]
     peers = peers_of(traces)
@@ -248,7 +270,7 @@ def analyse(traces: Sequence[GpuTrace], *, seed: int = 0, gpus_per_node: int | N
         rows=collective_rows(traces, exposed, waiting),
         contention=contention,
         places=call_places(traces, [[(step.start_ns, step.end_ns) for step in rank.steps] for rank in ranks]),
-        hangs=hangs_of(traces),
+        hangs=hangs_of(every),
         parts=parts_of(traces, occupations, gpus_per_node),
-        warnings=_warnings(traces) + peers.warnings + _far_ahead(ranks),
+        warnings=_warnings(traces) + _untimed(every, traces) + peers.warnings + _far_ahead(ranks),
     )

@@ -139,8 +139,8 @@ def _main_stream(events: GpuEvents) -> int:
     return int(np.argmax(np.bincount(events.stream[rows], (events.end_ns - events.start_ns)[rows].astype(np.float64))))
 
 
-def step_windows(trace: GpuTrace) -> tuple[tuple[int, int, int], ...]:
-    """(number, start, end) of every step's window on the GPU; the whole trace as step 0 where no step has GPU work.
+def marked_windows(trace: GpuTrace) -> tuple[tuple[int, int, int], ...]:
+    """(number, start, end) of every step's window on the GPU; none where no step has GPU work.
 
     What was launched before the profiler looked is work of an earlier step and begins none: the GPU may be steps
     behind. Only where no launch at all is known do starts tell.
@@ -167,10 +167,16 @@ def step_windows(trace: GpuTrace) -> tuple[tuple[int, int, int], ...]:
             starts = starts[starts >= (events.end_ns[before].max() if len(before) else starts[0])]
         if len(starts) and (not found or starts[0] > found[-1][1]):
             found.append((cpu_step.number, int(starts[0])))
-    if not found:
-        return ((0, int(events.start_ns[0]), last_end),)
-    ends = [start for _, start in found[1:]] + [last_end]
+    ends = [*(start for _, start in found[1:]), last_end][: len(found)]
     return tuple((number, start, end) for (number, start), end in zip(found, ends, strict=True))
+
+
+def step_windows(trace: GpuTrace) -> tuple[tuple[int, int, int], ...]:
+    """(number, start, end) of every step's window on the GPU; the whole trace as step 0 where no step has GPU work."""
+    events = trace.events
+    if not len(events):
+        return ()
+    return marked_windows(trace) or ((0, int(events.start_ns[0]), int(events.end_ns.max())),)
 
 
 def step_measures(trace: GpuTrace, occupation: Occupation) -> tuple[StepMeasures, ...]:

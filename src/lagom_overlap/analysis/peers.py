@@ -25,7 +25,9 @@ _MIN_RANKS: Final = 2
 _TOGETHER: Final = frozenset({CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER})
 """Kinds that no rank leaves before all have come, and that give all ranks alike."""
 _APART_NS: Final = 200_000
-"""The last chunk goes round a ring of hundreds of ranks in as long."""
+"""The last chunk goes round a ring of hundreds of ranks in as long.
+
+On eight V100s (the traces of PARAM's DLRM) ends differ by 7 us at most."""
 _APART: Final = 0.25
 """Of the shortest duration: ends that differ by less change waiting by less than that, too."""
 _CLOCK_NS: Final = 1_000_000

@@ -143,7 +143,8 @@ class _Record(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
 class _Clock:
     """Tells the recorder's clock what streams do, under the recorder's names."""
 
-    def __init__(self, recorder: StepRecorder) -> None:
+    def __init__(self, recorder: StepRecorder, whereabouts: Whereabouts) -> None:
+        self._recorder, self._whereabouts = recorder, whereabouts
         self._clock = recorder.clock
 
     @staticmethod
@@ -158,6 +159,15 @@ class _Clock:
 
     def wait_stream(self, stream: str, other: str) -> None:
         self._clock.wait_stream(self._name(stream), self._name(other))
+
+    def synchronize_event(self, event: int) -> None:
+        self._synchronize(self._clock.of_event(event))
+
+    def synchronize(self, stream: str | None) -> None:
+        self._synchronize(self._clock.all_so_far() if stream is None else self._clock.so_far(self._name(stream)))
+
+    def _synchronize(self, waited: frozenset[int]) -> None:
+        self._recorder.synchronize(waited, origin=self._whereabouts.origin("synchronize"))
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
@@ -316,7 +326,7 @@ def capture_step(
             for tensor in _state_tensors(optimizer):
                 recorder.storages.external(tensor)
         recorder.communicators.name_world(world_name or _name_of_world(step.model, num_ranks))
-        streams.sink = _Clock(recorder)
+        streams.sink = _Clock(recorder, whereabouts)
         with whereabouts, _resizes_reported(recorder), _shapes_unrecorded(record), record:
             _run(step, whereabouts)
         gc.collect()

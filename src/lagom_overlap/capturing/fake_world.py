@@ -66,6 +66,12 @@ class StreamSink(Protocol):
     def wait_stream(self, stream: str, other: str) -> None:
         """`stream` waits for `other`."""
 
+    def synchronize_event(self, event: int) -> None:
+        """The host waits for `event`."""
+
+    def synchronize(self, stream: str | None) -> None:
+        """The host waits for `stream`; None: for all of them."""
+
 
 class FakeStreams:
     """The streams of one fake world; `current` is where operators go now."""
@@ -128,7 +134,8 @@ class _Stream:
         return event
 
     def synchronize(self) -> None:
-        """Nothing runs."""
+        if self._world.sink is not None:
+            self._world.sink.synchronize(self.name)
 
     def query(self) -> bool:
         return True
@@ -158,7 +165,8 @@ class _Event:
         (stream or self._world.current).wait_event(self)
 
     def synchronize(self) -> None:
-        """Nothing runs."""
+        if self._world.sink is not None:
+            self._world.sink.synchronize_event(self.number)
 
     def query(self) -> bool:
         return True
@@ -204,7 +212,8 @@ class _DeviceHandle:
         """One device."""
 
     def synchronize(self, *_: object) -> None:
-        """Nothing runs."""
+        if self._world.sink is not None:
+            self._world.sink.synchronize(None)
 
     def get_device_capability(self, *_: object) -> tuple[int, int]:
         return (9, 0)
@@ -228,7 +237,8 @@ def fake_streams() -> Iterator[FakeStreams]:
         for name in ("Stream", "Event", "current_stream", "stream", "current_device", "set_device", "synchronize"):
             _replace(stack, torch.cuda, name, getattr(handle, name))
         _replace(stack, torch, "Event", handle.Event)
-        _replace(stack, torch.accelerator, "current_stream", handle.current_stream)
+        for name in ("current_stream", "synchronize"):
+            _replace(stack, torch.accelerator, name, getattr(handle, name))
         yield streams
 
 

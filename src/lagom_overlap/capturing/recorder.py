@@ -53,6 +53,8 @@ _HANDS_ON: Final = frozenset({"_unsafe_view", "lift_fresh", "lift", "alias", "de
 _OVERWRITES: Final = frozenset({"copy_", "_foreach_copy_", "fill_", "zero_", "_foreach_zero_", "normal_", "uniform_"})
 _COPY_IN: Final = "fsdp::all_gather_copy_in"
 _COPY_OUT: Final = frozenset({"fsdp::split_with_sizes_copy", "aten::split_with_sizes_copy"})
+_WAITED_BYTES: Final = 8
+"""A wait of the host moves nothing; what it takes on the device is a launch, as a read of one number does."""
 _PREFIX: Final = {
     Phase.FORWARD: "fwd",
     Phase.LOSS: "loss",
@@ -188,6 +190,39 @@ class StepRecorder:
         self._ops[-1] = replace(last, deps=deps, work=work)
         self._waits[-1] |= self.clock.issue(number, stream)
         return last.name
+
+    def synchronize(self, waited: Iterable[int], *, origin: Origin) -> None:
+        """The host waits for operators, and so for all that ran before them on their streams, or that these waited for.
+
+        Like a read of the host: what the program issues behind it may depend on it (a buffer on the host that a copy
+        fills), and what it waits for may not be put behind it. Nothing is recorded where an earlier read or wait of the
+        host has waited for all of it.
+        """
+        ended: set[int] = set()
+        left = set(waited)
+        while left:
+            last = left.pop()
+            stream = self._ops[last].stream
+            before = {place for place in range(last + 1) if self._ops[place].stream == stream} - ended
+            ended |= before
+            left |= {wait for place in before for wait in self._waits[place]} - ended
+        deps: list[str] = []
+        ancestors = 0
+        for place in sorted(ended, reverse=True):
+            if not ancestors >> place & 1:
+                deps.append(self._ops[place].name)
+                ancestors |= self._ancestors[place] | 1 << place
+        reads = (place for place, op in enumerate(self._ops) if isinstance(op, CompOp) and op.is_host_read)
+        if not ancestors or any(not ancestors & ~(self._ancestors[place] | 1 << place) for place in reads):
+            return
+        number = len(self._ops)
+        name = self._named(None, origin, "synchronize")
+        work = MemoryBound(_WAITED_BYTES)
+        self._ops.append(
+            CompOp(name=name, work=work, stream=COMPUTE, deps=tuple(reversed(deps)), origin=origin, is_host_read=True)
+        )
+        self._ancestors.append(ancestors)
+        self._waits.append(self.clock.issue(number, COMPUTE))
 
     def _touched(
         self, func: Any, short: str, arguments: Mapping[str, Any], outputs: Sequence[torch.Tensor]

@@ -98,6 +98,8 @@ class _Whole(Header):
 
 _WHOLE: Final = msgspec.json.Decoder(_Whole)
 _EVENTS: Final = msgspec.json.Decoder(list[TraceEvent])
+_EVENT: Final = msgspec.json.Decoder(TraceEvent)
+_ENTRIES: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _EXACT_EVENTS: Final = msgspec.json.Decoder(list[ExactEvent])
 _HEADER: Final = msgspec.json.Decoder(Header)
 _DECODE_ERRORS: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -108,7 +110,7 @@ def _byte_of(error: Exception) -> int | None:
     return int(found[1]) if found else None
 
 
-def _repaired(data: bytes) -> bytes:
+def repaired(data: bytes) -> bytes:
     """The bytes with what profilers write and JSON forbids mended.
 
     That is nan, inf, lone backslashes, control characters in texts, commas with nothing behind them, broken UTF-8.
@@ -137,6 +139,14 @@ def _cut_before(data: bytes, end: int) -> int:
         end = brace
 
 
+def _is_event(entry: bytes) -> bool:
+    try:
+        _EVENT.decode(entry)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
 def _refuse(_: bytes) -> bool:
     """Takes no block."""
     return False
@@ -153,6 +163,7 @@ class EventReader:
         self._block = block_bytes
         self._exact = False
         self._at = 0
+        self._num_foreign = 0
         self._take: Callable[[bytes], bool] = _refuse
         self._num_refused = _MAX_REFUSED
 
@@ -241,11 +252,22 @@ class EventReader:
 
     def _exactly(self, data: bytes) -> list[TraceEvent]:
         """The events of a complete list, with exact times where floats are too coarse."""
-        events = _EVENTS.decode(data)
+        try:
+            events = _EVENTS.decode(data)
+        except msgspec.ValidationError:
+            data = self._only_events(data)
+            events = _EVENTS.decode(data)
         if self._exact or self._wants_exact(events):
             self._exact = True
             return _EXACT_EVENTS.decode(data)  # type: ignore[return-value]  # the same fields
         return events
+
+    def _only_events(self, data: bytes) -> bytes:
+        """The list without what is no event: null, numbers, texts, objects whose fields are something else."""
+        held = _ENTRIES.decode(data)
+        events = [entry for entry in map(bytes, held) if _is_event(entry)]
+        self._num_foreign += len(held) - len(events)
+        return b"".join((b"[", b",".join(events), b"]"))
 
     def _decode_to_end(self, data: bytes) -> tuple[list[TraceEvent], bytes | None]:
         """(events, what follows the list) of bytes that start with the list; None where nothing follows."""
@@ -263,7 +285,7 @@ class EventReader:
         try:
             return self._decode_to_end(data)
         except _DECODE_ERRORS as error:
-            mended = data if "truncated" in str(error) else _repaired(data)
+            mended = data if "truncated" in str(error) else repaired(data)
             if mended == data:
                 raise
         found = self._decode_to_end(mended)
@@ -336,6 +358,8 @@ class EventReader:
 
     def _finish(self, header: bytes, trailer: bytes | None) -> None:
         """Reads what stands around the events."""
+        if self._num_foreign:
+            self.warnings.append(f"{self._num_foreign} entries of the list are no events, and left out")
         if not header:
             return
         data = header + (b"]}" if trailer is None else b"]" + trailer + self._stream.read(_MAX_HEADER))
@@ -343,7 +367,7 @@ class EventReader:
             self.header = _HEADER.decode(data)
         except _DECODE_ERRORS:
             try:
-                self.header = _HEADER.decode(_repaired(data))
+                self.header = _HEADER.decode(repaired(data))
             except _DECODE_ERRORS as error:
                 if self._stream.was_cut or "truncated" in str(error):
                     with suppress(*_DECODE_ERRORS):

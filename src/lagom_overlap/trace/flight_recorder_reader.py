@@ -22,6 +22,7 @@ from typing import Any, Final, NoReturn
 import msgspec
 
 from lagom_overlap.errors import TraceError
+from lagom_overlap.trace.chrome_reader import repaired
 from lagom_overlap.trace.event_columns import MAX_NS
 from lagom_overlap.trace.fields import num_elements, to_int, to_ranks
 from lagom_overlap.trace.files import PICKLE_MAGIC, ByteStream
@@ -124,7 +125,10 @@ def _from_json(data: bytes, name: str) -> _Flight:
         TraceError: if it is damaged or no dump.
     """
     try:
-        return _FLIGHT.decode(data)
+        try:
+            return _FLIGHT.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError):  # nan, control characters
+            return _FLIGHT.decode(repaired(data))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise TraceError(f"{name}: broken flight recorder dump: {error}") from error
 

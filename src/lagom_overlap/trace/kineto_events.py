@@ -10,7 +10,7 @@ import re
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import attrgetter
 from typing import Any, Final
@@ -169,12 +169,13 @@ class KinetoEvents:
     shapes: dict[bytes, int] = field(default_factory=dict)
     threads: dict[object, int] = field(default_factory=dict)
     comm_ops: defaultdict[int, list[LaunchedComm]] = field(default_factory=lambda: defaultdict(list))
-    steps: dict[int, ProfilerStep] = field(default_factory=dict)
+    steps: dict[int, list[ProfilerStep]] = field(default_factory=lambda: defaultdict(list))
     frameworks: set[str] = field(default_factory=set)
     dropped: Counter[str] = field(default_factory=Counter)
     marked: list[tuple[str, int, int, int]] = field(default_factory=list)
     waits: list[StreamWait] = field(default_factory=list)
     num_events: int = 0
+    num_begun: int = 0
 
     def take_usual(self, block: bytes) -> bool:
         """Keeps what matters of a list of events if all of them are as usual; else nothing of it, and says so."""
@@ -310,6 +311,7 @@ class KinetoEvents:
         )
         for event in events:
             if event.ph != "X":
+                self.num_begun += event.ph == "B"
                 continue
             category = event.cat
             kind = kinds.get(category, _OTHER) if type(category) is str else None
@@ -491,8 +493,26 @@ class KinetoEvents:
         if found is None or start_ns is None or length_ns is None or length_ns < 0 or len(found[1]) > 15:
             return
         number = int(found[1])
-        if number not in self.steps:
-            self.steps[number] = ProfilerStep(number=number, start_ns=start_ns, end_ns=start_ns + length_ns)
+        self.steps[number].append(ProfilerStep(number=number, start_ns=start_ns, end_ns=start_ns + length_ns))
+
+    def marked_steps(self, *, as_recorded: bool) -> tuple[tuple[ProfilerStep, ...], tuple[str, ...]]:
+        """The steps in order of start, and a sentence where several have one number.
+
+        Marks of one number that overlap are one step that several threads name: the first in the file counts. Where
+        they follow each other they are several steps, numbered anew in order of time; as recorded, still one.
+        """
+        first = [held[0] for held in self.steps.values()]
+        found = list(first)
+        for held in [] if as_recorded else self.steps.values():
+            for step in held[1:]:
+                if all(step.start_ns >= other.end_ns or step.end_ns <= other.start_ns for other in found):
+                    found.append(step)
+        found.sort(key=lambda step: step.start_ns)
+        if len(found) == len(first):
+            return tuple(found), ()
+        begin = found[0].number
+        numbered = tuple(replace(step, number=begin + place) for place, step in enumerate(found))
+        return numbered, (f"{len(found)} steps have only {len(first)} numbers: they are numbered in order of time",)
 
     def _take_comm_op(self, event: TraceEvent | CpuEvent, name: str) -> None:
         start_ns, length_ns = to_ns(event.ts), to_ns(event.dur)

@@ -201,10 +201,12 @@ def read_kineto(
     warnings.extend(f"{count} GPU events {why} were dropped" for why, count in sorted(builder.dropped.items()))
     if not len(builder.columns):
         cut = f" ({'; '.join(warnings)})" if warnings else ""
-        raise NoGpuEventError(
-            f"{stream.name}: no GPU event among {builder.num_events} events{cut}; "
-            "record with ProfilerActivity.CUDA, also on ROCm"
+        how = (
+            'its events are pairs of begin and end ("ph": "B"), and only complete ones ("ph": "X") are read'
+            if 4 * builder.num_begun > builder.num_events
+            else "record with ProfilerActivity.CUDA, also on ROCm"
         )
+        raise NoGpuEventError(f"{stream.name}: no GPU event among {builder.num_events} events{cut}; {how}")
     builder.index_comm_ops()
     info = reader.header.distributed_info if type(reader.header.distributed_info) is dict else {}
     rank, world = to_int(info.get("rank")), to_int(info.get("world_size"))
@@ -218,7 +220,8 @@ def read_kineto(
     )
     shape = builder.shape_column()
     devices = builder.columns.devices()
-    steps = tuple(sorted(builder.steps.values(), key=lambda step: step.start_ns))
+    steps, repeated = builder.marked_steps(as_recorded=as_recorded)
+    warnings.extend(repeated)
     lost_ns, num_launches = _lost_launches(builder)
     version = info.get("nccl_version")
     slow_launches = builder.slow_calls()

@@ -41,6 +41,7 @@ from lagom_overlap.trace.names import function_name, is_communication, kind_of, 
 from lagom_overlap.trace.nvtx_payloads import NcclRanges
 
 _NCCL: Final = "nccl"
+_NAMELESS: Final = "unnamed kernel"
 _KERNELS: Final = "CUPTI_ACTIVITY_KIND_KERNEL"
 _COPIES: Final = "CUPTI_ACTIVITY_KIND_MEMCPY"
 _SETS: Final = "CUPTI_ACTIVITY_KIND_MEMSET"
@@ -123,6 +124,7 @@ class _Reader:
         self._codes: dict[str, int] = {}
         self.columns: dict[int, EventColumns] = {}
         self.dropped = 0
+        self.num_nameless = 0
         self.slow_launches: dict[int, list[SlowLaunch]] = {}
 
     def _role(self, name: str, memory_op: int) -> int:
@@ -151,10 +153,11 @@ class _Reader:
         for row in self._database.rows(_KERNELS, kernel):
             start, end, device, stream, correlation, process, long_name, short, *geometry = row
             sizes = [max(0, _number(value, 0)) for value in geometry]
+            self.num_nameless += not (self._texts.get(long_name) or self._texts.get(short))
             self._add(
                 process,
                 _interval(start, end),
-                self._texts.get(long_name) or self._texts.get(short) or "unnamed kernel",
+                self._texts.get(long_name) or self._texts.get(short) or _NAMELESS,
                 0,
                 device=_number(device, 0),
                 stream=_number(stream),
@@ -324,6 +327,10 @@ def read_nsys(path: Path, pattern: re.Pattern[str] | None = None, *, as_recorded
                 warnings.append(
                     f"{num_graphs} launches of CUDA graphs were recorded without their kernels, which no figure "
                     "counts; record with --cuda-graph-trace=node"
+                )
+            if reader.num_nameless:
+                warnings.append(
+                    f"{reader.num_nameless} kernels have no name: those that communicate count as computation"
                 )
             if reader.dropped:
                 warnings.append(

@@ -37,8 +37,8 @@ _FOREIGN_MARKS: Final = (
         "a table of rocprofv3, which is not read; the trace that torch.profiler writes on ROCm is",
     ),
     (
-        re.compile(rb"/device:TPU:|/host:CPU|XLA Modules"),
-        'an XPlane file of JAX or TensorFlow, which is not read; a Chrome trace with kernels of category "kernel", as '
+        re.compile(rb"/device:[TG]PU:|/host:CPU|XLA Modules"),
+        'a profile of XLA (JAX or TensorFlow), which is not read; a Chrome trace with kernels of category "kernel", as '
         "torch.profiler writes, is",
     ),
     (
@@ -103,6 +103,8 @@ def _read_stream(stream: ByteStream, options: ReadOptions) -> tuple[GpuTrace, ..
     foreign = next((what for mark, what in _FOREIGN_MARKS if mark.search(data)), None)
     if foreign is not None and _which(data) is None:
         raise TraceError(f"{stream.name}: this is {foreign}")
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise TraceError(f"{stream.name}: is text in UTF-16, as PowerShell writes; save it as UTF-8")
     if first not in (b"{", b"["):
         raise TraceError(f"{stream.name}: is not a trace: JSON is expected, it starts with {first!r}")
     if first == b"[":
@@ -120,7 +122,12 @@ def _read_stream(stream: ByteStream, options: ReadOptions) -> tuple[GpuTrace, ..
             'Inspector) or "entries" (flight recorder) in it'
         )
     if which == 0:
-        return read_kineto(stream, data, options.pattern, as_recorded=options.as_recorded)
+        try:
+            return read_kineto(stream, data, options.pattern, as_recorded=options.as_recorded)
+        except NoGpuEventError as error:
+            if foreign is None:
+                raise
+            raise TraceError(f"{stream.name}: this is {foreign}") from error
     if which == 1:
         from lagom_overlap.trace import inspector_reader  # noqa: PLC0415
 

@@ -358,7 +358,8 @@ def predicted_job(request: FromTraceRequest) -> PredictedJob:
         JobError: if no cluster is known, or it has fewer GPUs than the collectives have ranks.
     """
     job = Job(_spec_of(request))
-    traces = read_traces(request.traces)
+    unread: list[str] = []
+    traces = read_traces(request.traces, unread=unread)
     if not any(len(trace.events) and not trace.is_cpu for trace in traces):
         what = "operators on the CPU" if any(trace.is_cpu for trace in traces) else "no timeline"
         raise TraceError(
@@ -389,7 +390,7 @@ def predicted_job(request: FromTraceRequest) -> PredictedJob:
         backend=TracedBackend(
             fit.model, backend_request, _defaults(traced.groups, fit.model), _nccl_of(findings) or ASSUMED_NCCL
         ),
-        caveats=(*_notes(traced, fit, findings, errors), *stands_in, *sites.notes),
+        caveats=(*_notes(traced, fit, findings, errors), *stands_in, *sites.notes, *unread),
         ties=sites.ties,
         fit_errors=errors,
         default_words="what the trace ran (simulated)",

@@ -73,6 +73,14 @@ class StreamClock:
         last = self._last.get(stream)
         return frozenset(self._pending[stream] if last is None else {*self._pending[stream], last})
 
+    def all_so_far(self) -> frozenset[int]:
+        """The same of all streams together."""
+        return frozenset().union(*(self.so_far(stream) for stream in {*self._last, *self._pending}))
+
+    def of_event(self, event: int) -> frozenset[int]:
+        """What must have ended when an event has come; nothing of one that was never recorded."""
+        return self._events.get(event, frozenset())
+
     def hold_back(self, stream: str, operators: Iterable[int]) -> None:
         """What `stream` is told next waits for these operators."""
         self._pending[stream].update(operators)
@@ -83,7 +91,7 @@ class StreamClock:
 
     def wait_event(self, stream: str, event: int) -> None:
         """`stream` waits for `event`; one that was never recorded holds nothing."""
-        self.hold_back(stream, self._events.get(event, frozenset()))
+        self.hold_back(stream, self.of_event(event))
 
     def wait_stream(self, stream: str, other: str) -> None:
         """`stream` waits for all that `other` was told so far."""
