@@ -27,6 +27,7 @@ from lagom_overlap.online.guest import safely, say
 from lagom_overlap.online.job_profiler import OWN_PROFILER
 from lagom_overlap.online.launch_steps import TrainingSteps, is_trained, is_trained_in_parallel
 from lagom_overlap.online.options import MODE_VARIABLE, OnlineOptions, is_disabled
+from lagom_overlap.online.ranks.exchange import InDoubt
 from lagom_overlap.online.ranks.messages import SETTLED, SwitchState
 from lagom_overlap.online.run_jobs import (
     CONFIG_VARIABLE,
@@ -134,7 +135,7 @@ class Rank:
             write_step_times(folder, times)
 
     def _guarded_model(self, model: nn.Module) -> None:
-        safely(lambda: self._session.on_model(model))
+        safely(lambda: self._session.on_model(model), ends_the_job=InDoubt)
 
     def _guarded_step(self) -> None:
         # The one error of ours that ends a job: this rank cannot do as the others, or cannot know what they do.
