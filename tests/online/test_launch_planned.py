@@ -9,7 +9,7 @@ import pytest
 from job_of_threads import FakeStore
 
 torch = pytest.importorskip("torch")
-from torch import distributed as dist
+from torch import distributed as dist  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
 
 from lagom_overlap.errors import BackendError  # noqa: E402
