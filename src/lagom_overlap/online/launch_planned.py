@@ -128,8 +128,8 @@ def tell_on_all(model: nn.Module, exchange: Exchange, environment: Mapping[str, 
     refused = on_all(exchange, environment[PLAN_CHECKSUM_VARIABLE], refusal, change)
     if refused and has_begun:
         raise InDoubt(
-            f"not all ranks could tell FSDP2 the whole plan ({refused}); it cannot be taken back, so the job ends here: its "
-            "collectives could hang"
+            f"not all ranks could tell FSDP2 the whole plan ({refused}); it cannot be taken back, so the job ends: "
+            "its collectives could hang"
         )
     return refused
 
