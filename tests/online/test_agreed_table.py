@@ -141,7 +141,7 @@ def test_ranks_that_were_started_with_different_tables_use_none(ranks):
     ranks.environments[0][CHECKSUM_VARIABLE] = checksum_of(other)
     refusals, generations = ranks.begin()
     assert generations == [0] * NUM_RANKS
-    assert "was started with another table than the others" in refusals[0]
+    assert "was started with other settings than the others" in refusals[0]
     assert len(set(refusals)) == 1
 
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import re
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 
@@ -14,6 +15,7 @@ from lagom_overlap.errors import OutputError  # noqa: E402
 from lagom_overlap.online import launch_session  # noqa: E402
 from lagom_overlap.online.events import JsonLines, PrometheusFile  # noqa: E402
 from lagom_overlap.online.launch_fixed import Fixed  # noqa: E402
+from lagom_overlap.online.launch_planned import AsStarted  # noqa: E402
 from lagom_overlap.online.launch_session import Rank, Tuning  # noqa: E402
 from lagom_overlap.online.launch_steps import is_trained  # noqa: E402
 from lagom_overlap.online.options import OnlineOptions  # noqa: E402
@@ -79,6 +81,13 @@ class Tuner:
         self.is_closed = True
 
 
+def train(model, num_steps=1):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(num_steps):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+
+
 @pytest.fixture
 def start(tmp_path, monkeypatch):
     """(session's tuner, a training step) of a rank whose tuner is the given one"""
@@ -90,19 +99,42 @@ def start(tmp_path, monkeypatch):
         metrics = PrometheusFile(tmp_path / "metrics.prom", rank=0)
         session = Tuning(events, metrics, folder=tmp_path, config=None, options=OnlineOptions(), rank=0)
         ranks.append(Rank(session, events, metrics, is_trained, folder=tmp_path))
-        model = torch.nn.Linear(2, 2)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-        def step():
-            model(torch.ones(1, 2)).sum().backward()
-            optimizer.step()
-
-        return step
+        return partial(train, torch.nn.Linear(2, 2))
 
     begin.ranks = ranks
     yield begin
     for rank in ranks:
         rank.close()
+
+
+class GpuEvent:
+    """An event of a device that takes 1 s for every step, whenever the host has issued it."""
+
+    def __init__(self, device):
+        self.at_ms = -1.0
+
+    def record(self):
+        GpuEvent.issued += 1
+        self.at_ms = GpuEvent.issued * 1e3
+
+    def query(self):
+        return True
+
+    def elapsed_time(self, later):
+        return later.at_ms - self.at_ms
+
+
+def test_steps_on_a_gpu_are_timed_by_it_and_not_by_a_host_that_runs_ahead(tmp_path, monkeypatch):
+    GpuEvent.issued = 0
+    monkeypatch.setattr(launch_session, "DeviceEvent", GpuEvent)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    events = JsonLines(tmp_path / "events.jsonl", rank=0)
+    metrics = PrometheusFile(tmp_path / "metrics.prom", rank=0)
+    rank = Rank(AsStarted({}), events, metrics, is_trained, folder=tmp_path, is_on_nccl=True)
+    train(torch.nn.Linear(2, 2), 8)
+    rank.close()
+    times = read_step_times(tmp_path)
+    assert (times.clock, times.steps_s) == ("device", (1.0,) * 7)
 
 
 @pytest.mark.parametrize("error", [OutputError("cannot write 'settings.json': no space left"), KeyError("ours")])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lagom_overlap.online.step_clock import EventClock, HostClock, StepClock
+from lagom_overlap.online.step_clock import EventClock, HostClock, IntervalClock, StepClock
 
 
 class Device:
@@ -70,3 +70,32 @@ def test_an_end_without_a_step_is_nothing() -> None:
     clock = EventClock(Device().make)
     clock.end()
     assert clock.times_s() == []
+
+
+class Lagging(Event):
+    """What the device comes to later, or never: `done_ms` is how far it has come."""
+
+    done_ms = 0.0
+
+    def query(self) -> bool:
+        return self.at_ms <= Lagging.done_ms
+
+
+def test_steps_that_the_device_never_ends_are_left_out_and_hold_up_nothing() -> None:
+    device = Device()
+    clock = IntervalClock(lambda: Lagging(device), most=3)
+    for counts in (False, True, True, True, True, True):
+        clock.begin(counts=counts)
+        device.now_ms += 10.0
+    Lagging.done_ms = 40.0
+    assert clock.times_s(wait_s=0.0) == pytest.approx([0.01, 0.01]), "of the latest three the last never ends"
+
+
+def test_a_step_without_an_event_does_not_count_nor_the_one_before() -> None:
+    device = Device()
+    clock = IntervalClock(lambda: Lagging(device), most=9)
+    Lagging.done_ms = 1e9
+    for number in range(6):
+        clock.skip() if number == 2 else clock.begin(counts=True)
+        device.now_ms += 10.0 * (1 + number)
+    assert clock.times_s() == pytest.approx([0.01, 0.04, 0.05])

@@ -16,6 +16,7 @@ import pytest
 from lagom_overlap.cli import main
 from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigKey, ConfigTable
 from lagom_overlap.errors import BundleError, JobError, LagomError, OutputError, UnknownNameError
+from lagom_overlap.export.plugin_table import checksum_of
 from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
 from lagom_overlap.nccl_plugin.table_reader import read_table
 from lagom_overlap.nccl_plugin.table_writer import encode_table
@@ -645,6 +646,9 @@ def test_a_plan_for_fsdp2_reaches_the_ranks_as_data(tmp_path, plugin_library):
     made = prepare(request(tmp_path, RunMode.FIXED, config=path), environment())
     assert msgspec.json.decode(Path(made.environment["LAGOM_RUN_PLAN"]).read_bytes(), type=Fsdp2Settings) == settings
     assert (made.environment["LAGOM_RUN_WORLD"], made.environment["LAGOM_RUN_MODE"]) == ("2", "planned")
+    assert made.environment["LAGOM_RUN_PLAN_CHECKSUM"] == checksum_of(
+        Path(made.environment["LAGOM_RUN_PLAN"]).read_bytes()
+    )
 
 
 def test_launcher_and_ranks_call_their_variables_the_same():

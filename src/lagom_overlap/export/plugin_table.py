@@ -37,6 +37,6 @@ def plugin_table(deployment: Deployment) -> Exported:
     return Exported(name=FILE_NAME, content=encoded.data, not_carried=tuple(dict.fromkeys(lost)))
 
 
-def checksum_of(table: bytes) -> str:
-    """What tells a table from any other: its SHA-256."""
-    return hashlib.sha256(table).hexdigest()
+def checksum_of(content: bytes) -> str:
+    """What tells a table or a plan from any other: its SHA-256."""
+    return hashlib.sha256(content).hexdigest()

@@ -1,9 +1,11 @@
-"""The table of `lagom run --config`, in force on all ranks or on none.
+"""What `lagom run --config` sets, a table or a plan, in force on all ranks or on none.
 
 A rank that cannot read the table would run NCCL's own choice while the others run the table's, and their collective
 would hang. Its machine may lack the folder, or its file system may give files to another user, which the plug-in's own
 loader refuses. So each rank reads what the launcher wrote and passes it to the plug-in in memory. The file's owner then
 does not matter, because the launcher's environment holds the checksum. If one rank cannot apply the table, none does.
+The same holds of a plan that FSDP2 is told: units that keep their parameters gather less often, so ranks with the plan
+and ranks without it issue different collectives.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,19 +31,31 @@ def apply_on_all(plugin: TunerPlugin, exchange: Exchange, environment: Mapping[s
     Raises:
         InDoubt: if the store is lost so late that this rank cannot know whether the others have it.
     """
-    refusal, checksum = _prepared(plugin, environment, exchange.num_ranks), environment[CHECKSUM_VARIABLE]
+    refusal = _prepared(plugin, environment, exchange.num_ranks)
+    refused = on_all(exchange, environment[CHECKSUM_VARIABLE], refusal, lambda: plugin.commit(0))
+    if not refused:  # elsewhere it stays off, whatever is committed
+        plugin.enable(is_enabled=True)
+    return refused
+
+
+def on_all(exchange: Exchange, checksum: str, refusal: str, change: Callable[[], None]) -> str:
+    """Makes a change on all ranks, each of which calls this once; returns why not, empty if it is made.
+
+    `checksum` tells what this rank was started with from anything else, `refusal` says why it cannot make the change.
+    `change` runs once all ranks are ready. Where it has run and a reason is returned, the caller takes it back.
+
+    Raises:
+        InDoubt: if the store is lost so late that this rank cannot know whether the others make the change.
+    """
     try:
         if exchange.greet(checksum) != checksum:
-            refusal = refusal or "it was started with another table than the others"
+            refusal = refusal or "it was started with other settings than the others"
         refusal = refusal and f"rank {exchange.rank}: {refusal}"
-        refused = exchange.agree(0, refusal=refusal, change=lambda: plugin.commit(0))
+        return exchange.agree(0, refusal=refusal, change=change)
     except StoreLost as error:  # no rank has a "yes" without this one
         return str(error)
     finally:
         exchange.close()
-    if not refused:  # elsewhere it stays off, whatever is committed
-        plugin.enable(is_enabled=True)
-    return refused
 
 
 def meet(open_store: Callable[[str], Store], *, rank: int, num_ranks: int, timeout_s: float) -> Exchange:

@@ -106,6 +106,10 @@ class DeviceEvent:
         """Puts it behind what is queued now."""
         self._event.record(torch.cuda.current_stream(self._device))
 
+    def query(self) -> bool:
+        """Whether the device has come to it."""
+        return bool(self._event.query())
+
     def synchronize(self) -> None:
         """Returns when the device has come to it."""
         self._event.synchronize()

@@ -7,7 +7,6 @@ a rank that cannot do as the others do, or cannot know what they do, ends the jo
 import contextlib
 import os
 import weakref
-from collections import deque
 from collections.abc import Callable, Mapping, MutableMapping
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
+import torch
 from torch import distributed as dist
 from torch import nn
 
@@ -22,12 +22,13 @@ from lagom_overlap.collective.sites import SiteSetting
 from lagom_overlap.errors import BackendError, JobError, OutputError
 from lagom_overlap.export.saved import SETTINGS_NAME
 from lagom_overlap.online import conclusions
-from lagom_overlap.online.device import nccl_in_use
+from lagom_overlap.online.device import DeviceEvent, job_device, nccl_in_use
 from lagom_overlap.online.events import JsonLines, PrometheusFile, rank_of
 from lagom_overlap.online.guest import safely, say
 from lagom_overlap.online.job_profiler import OWN_PROFILER
 from lagom_overlap.online.launch_steps import TrainingSteps, is_trained, is_trained_in_parallel
 from lagom_overlap.online.options import MODE_VARIABLE, OnlineOptions, is_disabled
+from lagom_overlap.online.ranks.exchange import InDoubt
 from lagom_overlap.online.ranks.messages import SETTLED, SwitchState
 from lagom_overlap.online.run_jobs import (
     COMPARE_VARIABLE,
@@ -38,6 +39,7 @@ from lagom_overlap.online.run_jobs import (
     TUNER_VARIABLE,
     note_rank,
 )
+from lagom_overlap.online.step_clock import HostEvent, IntervalClock
 from lagom_overlap.online.tuner import OnlineTuner
 from lagom_overlap.record import write_private
 from lagom_overlap.results.conclusion import Conclusion
@@ -95,8 +97,12 @@ class Rank:
         accepts: Callable[[nn.Module], bool] = is_trained,
         *,
         folder: Path | None = None,
+        is_on_nccl: bool = False,
     ) -> None:
-        """`folder`: where rank 0's step times go; None on the other ranks, who say nothing at the end either."""
+        """`folder`: where rank 0's step times go; None on the other ranks, who say nothing at the end either.
+
+        `is_on_nccl`: the steps are timed by the GPU, of which the host runs ahead.
+        """
         self._session = session
         self._events = events
         self._metrics = metrics
@@ -104,7 +110,8 @@ class Rank:
         self._began_s = 0.0
         self._folder = folder
         self._steady: tuple[SiteSetting, ...] | None = None
-        self._times_s: deque[float] = deque(maxlen=MOST_STEPS)
+        self._clock: IntervalClock | None = None
+        self._is_on_nccl = is_on_nccl
         self._is_closed = False
         self._steps = TrainingSteps(self._guarded_model, self._guarded_step, accepts, self._guarded_update)
         os.register_at_fork(after_in_child=partial(_take_hooks_away, weakref.ref(self)))
@@ -133,16 +140,19 @@ class Rank:
             say(ending.lines())
 
     def _keep_times(self, folder: Path | None) -> None:
-        if folder is not None and self._times_s and not self._session.why_void():
+        if folder is None or self._clock is None or self._session.why_void():
+            return
+        if steps_s := self._clock.times_s():
             times = RunSteps(
                 num_steps=self._num_steps,
                 num_settings=len(self._steady or ()),
-                steps_s=tuple(self._times_s),
+                clock="device" if self._is_on_nccl else "host",
+                steps_s=steps_s,
             )
             write_step_times(folder, times)
 
     def _guarded_model(self, model: nn.Module) -> None:
-        safely(lambda: self._session.on_model(model))
+        safely(lambda: self._session.on_model(model), ends_the_job=InDoubt)
 
     def _guarded_step(self) -> None:
         # The one error of ours that ends a job: this rank cannot do as the others, or cannot know what they do.
@@ -158,7 +168,8 @@ class Rank:
         now = perf_counter()
         if self._num_steps:
             self._metrics.set("lagom_step_seconds", now - self._began_s)
-            self._time(now - self._began_s)
+        if self._folder is not None:
+            self._time()
         self._began_s = now
         self._num_steps += 1
         self._metrics.set("lagom_steps", self._num_steps)
@@ -166,17 +177,19 @@ class Rank:
         if self._num_steps % FLUSH_EVERY == 1:
             self._metrics.flush()
 
-    def _time(self, step_s: float) -> None:
-        """Keeps the step's time while one setting is in force; what was before another one is forgotten."""
-        if self._folder is None:
+    def _time(self) -> None:
+        """Keeps the time of the step before, if one setting is in force; what was before another one is forgotten."""
+        if self._clock is None:
+            make = partial(DeviceEvent, job_device()) if self._is_on_nccl else HostEvent
+            self._clock = IntervalClock(make, MOST_STEPS)
+        if self._is_on_nccl and torch.cuda.is_current_stream_capturing():
+            self._clock.skip()  # an event in a graph cannot be timed
             return
         steady = self._session.steady()
-        if steady is None:
-            return
-        if steady is not self._steady and steady != self._steady:  # mostly the same object
-            self._times_s.clear()
-        self._steady = steady
-        self._times_s.append(step_s)
+        if steady is not None and steady is not self._steady and steady != self._steady:  # mostly the same object
+            self._clock.forget()
+        self._steady = self._steady if steady is None else steady
+        self._clock.begin(counts=steady is not None)
 
 
 def _take_hooks_away(reference: "weakref.ref[Rank]") -> None:
@@ -379,7 +392,9 @@ def begin_session(environment: Mapping[str, str]) -> Rank:
         plugin = plugin_of(environment)
     events = JsonLines(folder / f"events.{rank}.jsonl", rank=rank)
     metrics = PrometheusFile(folder / f"metrics.{rank}.prom", rank=rank)
-    mine = folder if rank == 0 else None
+    session_of = partial(
+        Rank, events=events, metrics=metrics, folder=folder if rank == 0 else None, is_on_nccl=nccl is not None
+    )
     events.write("begin", mode=mode, world_size=dist.get_world_size(), backend=dist.get_backend())
     match mode:
         case "observe":
@@ -391,7 +406,7 @@ def begin_session(environment: Mapping[str, str]) -> Rank:
             observing = Observing(
                 nccl, events, metrics, rank=rank, record=record, plugin=plugin, traces=folder / TRACES
             )
-            return Rank(observing, events, metrics, folder=mine)
+            return session_of(observing)
         case "online" | "prove" | "held":
             config = environment.get(CONFIG_VARIABLE)
             tuning = Tuning(
@@ -404,15 +419,15 @@ def begin_session(environment: Mapping[str, str]) -> Rank:
             )
             # On gloo an adapter has to fit the model; below the plug-in any framework will do.
             accepts = is_trained_in_parallel if nccl is None else is_trained
-            return Rank(tuning, events, metrics, accepts, folder=mine)
+            return session_of(tuning, accepts=accepts)
         case "fixed":
             from lagom_overlap.online.launch_fixed import Fixed  # noqa: PLC0415
 
-            return Rank(Fixed(plugin, environment), events, metrics, folder=mine)
+            return session_of(Fixed(plugin, environment))
         case "planned":
             from lagom_overlap.online.launch_planned import AsStarted  # noqa: PLC0415
 
-            return Rank(AsStarted(environment), events, metrics, folder=mine)
+            return session_of(AsStarted(environment))
         case _:
             raise JobError(f"{MODE_VARIABLE} is {mode!r}; allowed: observe, online, prove, held, fixed, planned")
 

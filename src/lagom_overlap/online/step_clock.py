@@ -7,11 +7,15 @@ loading, checkpoints) does not count, unless large collectives follow the last u
 one begins (`Route.goes_on`).
 """
 
+from collections import deque
 from collections.abc import Callable
-from time import perf_counter
-from typing import Any, Protocol
+from time import monotonic, perf_counter, sleep
+from typing import Any, Final, Protocol
 
 MS_PER_S = 1e3
+END_WAIT_S: Final = 10.0
+"""The longest that the end of a job waits for its last steps on the device, which may never end. Chosen."""
+_LOOK_AGAIN_S: Final = 0.01
 
 
 class StepClock(Protocol):
@@ -105,3 +109,57 @@ class EventClock:
         event = self._spare.pop() if self._spare else self._make()
         event.record()
         return event
+
+
+class HostEvent:
+    """A moment of the host's, with the methods of an event of the device."""
+
+    def record(self) -> None:
+        """It is now."""
+        self._at_s = perf_counter()
+
+    def query(self) -> bool:
+        """It has come."""
+        return True
+
+    def elapsed_time(self, later: "HostEvent") -> float:
+        """Milliseconds to a later one."""
+        return (later._at_s - self._at_s) * MS_PER_S
+
+
+class IntervalClock:
+    """The times from the beginning of each step to that of the next one: the latest `most`.
+
+    `make` makes an event that can be timed (`torch.cuda.Event`), or `HostEvent`s. A host runs ahead of its GPU: the
+    host's intervals are the times of launches, and the one with the next synchronisation holds all the work. Events are
+    read at the end alone, so the job never waits for them.
+    """
+
+    def __init__(self, make: Callable[[], Any], most: int) -> None:
+        self._make = make
+        self._pairs: deque[tuple[Any, Any]] = deque(maxlen=most)
+        self._begun: Any = None
+
+    def begin(self, *, counts: bool) -> None:
+        """A step begins; `counts`: the one before counts."""
+        event = self._make()
+        event.record()
+        if counts and self._begun is not None:
+            self._pairs.append((self._begun, event))
+        self._begun = event
+
+    def skip(self) -> None:
+        """A step begins where no event can be recorded; neither it nor the one before counts."""
+        self._begun = None
+
+    def forget(self) -> None:
+        """What was timed so far does not count."""
+        self._pairs.clear()
+
+    def times_s(self, wait_s: float = END_WAIT_S) -> tuple[float, ...]:
+        """The steps that the device has come to the end of; it is waited for that long."""
+        deadline = monotonic() + wait_s
+        while self._pairs and not self._pairs[-1][1].query() and monotonic() < deadline:
+            sleep(_LOOK_AGAIN_S)
+        ended = [pair for pair in self._pairs if pair[1].query()]
+        return tuple(float(begun.elapsed_time(end)) / MS_PER_S for begun, end in ended)

@@ -1,9 +1,9 @@
-"""steps.json: how long the latest steps of a run took that ran under one setting, as rank 0's host saw them."""
+"""steps.json: how long the latest steps of a run took that ran under one setting, on rank 0."""
 
 from collections.abc import Iterable
 from pathlib import Path
 from statistics import median
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -22,12 +22,14 @@ _MAX_BYTES: Final = 1 << 24
 class RunSteps(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds from the begin of a step to the next one's, with `num_settings` set; `num_steps` are all of the run.
 
-    Steps of a search, a verdict or a check are not among them.
+    Steps of a search, a verdict or a check are not among them. `clock`: on NCCL they are timed by events of the GPU, of
+    which the host runs ahead; on gloo by the host.
     """
 
     format: int = FORMAT
     num_steps: int
     num_settings: int
+    clock: Literal["host", "device"] = "host"
     steps_s: tuple[float, ...]
 
     @property

@@ -1,9 +1,9 @@
 """`lagom run --prove` by restarts: the job runs with and without what is proven, again and again, judged in pairs.
 
 What needs a new process is proven so: an environment file, an FSDP2 plan, a table of the plug-in. Each pair is two runs
-of the user's command in an order that a coin draws; a run counts by the median of its steps, as rank 0 saw them. The
-test is that of every verdict (`tuners/sequential`). Its error rate is 1 % where so many pairs are allowed that its
-large bet alone can decide, 5 % with fewer; the result says which.
+of the user's command in an order that a coin draws; a run counts by the median of its steps on rank 0, timed by the GPU
+where there is one (`results/step_times`). The test is that of every verdict (`tuners/sequential`). Its error rate is
+1 % where so many pairs are allowed that its large bet alone can decide, 5 % with fewer; the result says which.
 """
 
 import contextlib

@@ -58,6 +58,7 @@ ENGINE_VARIABLE: Final = "LAGOM_RUN_ENGINE"
 WORLD_VARIABLE: Final = "LAGOM_RUN_WORLD"
 COMMAND_VARIABLE: Final = "LAGOM_RUN_COMMAND"
 PLAN_VARIABLE: Final = "LAGOM_RUN_PLAN"
+PLAN_CHECKSUM_VARIABLE: Final = "LAGOM_RUN_PLAN_CHECKSUM"
 PART_VARIABLE: Final = "LAGOM_RUN_PART"
 """Set in each run of a proof by restarts, which says at its own end what came of them."""
 PLAN_SETTINGS_NAME: Final = "fsdp2.json"
@@ -230,6 +231,7 @@ def _fixed_variables(fixed: "_Fixed", folder: Path) -> dict[str, str]:
     if fixed.plan is not None:
         write_private(folder / PLAN_SETTINGS_NAME, fixed.plan)
         variables[PLAN_VARIABLE] = str(folder / PLAN_SETTINGS_NAME)
+        variables[PLAN_CHECKSUM_VARIABLE] = checksum_of(fixed.plan)
     return variables
 
 

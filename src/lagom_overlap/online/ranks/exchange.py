@@ -104,7 +104,7 @@ class ReportMissing(BackendError):  # noqa: N818
 
 
 class InDoubt(BackendError):  # noqa: N818
-    """Raised when a rank has given its last word for a change and cannot hear whether the others make it."""
+    """Raised when ranks may be set differently: one cannot hear whether the others change, or cannot change back."""
 
 
 @dataclass(frozen=True, slots=True)
