@@ -94,7 +94,7 @@ def _check_memo(data: bytes) -> None:
         ValueError: if it does, or is damaged.
     """
     for number, (opcode, argument, _) in enumerate(pickletools.genops(data)):
-        if opcode.name in _MEMO and argument > number:
+        if opcode.name in _MEMO and argument is not None and argument > number:
             raise ValueError(f"its opcode {number} is value {argument}")
 
 

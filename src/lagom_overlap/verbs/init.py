@@ -412,7 +412,6 @@ def _first_that_fits(request: _Whole, model: str) -> tuple[Mapping[str, Any], Jo
 def _job_text(
     request: _Whole, name: str, model: TransformerModel, cluster: Cluster, parallel: Mapping[str, Any]
 ) -> str:
-    preset = _seen(request.cluster, request.out)
     seen = moved({"model": {"name": name}}, Path(), request.out.parent)["model"]["name"]
     quoted = {key: tomli_w.dumps({key: value}).strip() for key, value in parallel.items()}
     said = {
@@ -436,7 +435,7 @@ def _job_text(
         f"seq_len = {request.seq_len}",
         "",
         "[cluster]",
-        _toml(preset=preset) + "    # lagom list clusters; or a file of your own",
+        _toml(preset=_seen(request.cluster, request.out) or "") + "    # lagom list clusters; or a file of your own",
         *_node_lines(cluster),
         "",
         "[parallel]",

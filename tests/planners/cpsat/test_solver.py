@@ -41,12 +41,20 @@ def easy_model():
 
 
 def test_ctrl_c_ends_a_solve_at_once_and_keeps_its_solution():
-    solver = new_solver(Deadline(120.0))
+    solver, has_solution = new_solver(Deadline(120.0)), threading.Event()
+    solver.parameters.log_search_progress, solver.parameters.log_to_stdout = True, False
+    solver.log_callback = lambda line: has_solution.set() if line.startswith("#1 ") else None
+
+    def interrupt():
+        has_solution.wait(100.0)
+        os.kill(os.getpid(), signal.SIGINT)
+
     with ended_by_ctrl_c() as interrupted:
-        timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
+        beside = threading.Thread(target=interrupt)
+        beside.start()
         assert solve(solver, long_model(), Deadline(120.0))
-        timer.join()
+        beside.join()
+        assert has_solution.is_set()
         assert interrupted.is_set()
     assert solver.wall_time < 60.0
 
