@@ -239,6 +239,8 @@ def _write_record(request: LaunchRequest, folder: Path) -> None:
             "mode": request.mode,
             "config": request.config,
             "tuner": request.tuner,
+            "job_steps": request.job_steps,
+            "compare": request.compare or None,
         }
         RunFolder(folder).write(RunRecord.now(RunKind.RUN, seed=None, request=asked), skips_unwritable=True)
 
