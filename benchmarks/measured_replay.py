@@ -45,7 +45,12 @@ WINDOW: Final = ONLINE.window_steps
 """Iterations of a window of the verdict; the first one settles, the last one is not reported."""
 NULL: Final = {True: 0.08, False: 0.5}
 """By whether all GPUs are in one node: how far two measurements of the same setting lie apart there."""
-TUNERS: Final = ("default", "lagom", "autoccl", "ours")
+TUNERS: Final = ("default", "lagom", "autoccl", "random_12", "ours", "ours_anytime")
+OPTIONS: Final[Mapping[str, tuple[str, dict[str, object]]]] = {
+    "random_12": ("random", {"num_measurements": 12}),
+    "ours_anytime": ("ours", {"job_measurements": 5000}),
+}
+"""Variants: name here -> (tuner, options), as in `search_quality.py`."""
 BANDITS: Final = ("bandit", "ucb1")
 JUDGED: Final = ", judged"
 _BANDIT_ARMS: Final = (
@@ -76,7 +81,8 @@ class Machine:
 def searched(choice: Choice, name: str, machine: Machine, number: int) -> CommConfig:
     """What one of the package's tuners ends with."""
     problem = choice.problem()
-    tuner = make_tuner(name, (problem,), seed=number, options={}, guarded=False)
+    base, options = OPTIONS.get(name, (name, {}))
+    tuner = make_tuner(base, (problem,), seed=number, options=options, guarded=False)
     told = 0
     while told < MAX_MEASUREMENTS and (trial := tuner.ask()) is not None:
         (config,) = trial.assignments[choice.name]

@@ -27,6 +27,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 from statistics import fmean, median, quantiles
+from time import process_time
 from typing import Any
 
 from rich.console import Console
@@ -48,6 +49,7 @@ GUARDED = ("lagom", "autoccl")
 OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "ours_anytime": ("ours", {"job_measurements": 5000}),
     "lagom_lr": ("lagom", {"step": "lr"}),
+    "random_12": ("random", {"num_measurements": 12}),
     "random_40": ("random", {"num_measurements": 40}),
     "optuna_gp_10": ("optuna", {"method": "gp", "num_measurements": 10}),
     "optuna_gp_40": ("optuna", {"method": "gp", "num_measurements": 40}),
@@ -61,6 +63,8 @@ EXHAUSTIVE_LIMIT = 2000
 WORSE = 1.005
 """Worse than default: a noise-free makespan more than 0.5 % above the default's."""
 MAX_TRIALS = 10_000
+CURVE = 48
+"""Measurements after which the regret on the way is noted no more."""
 GROUPS_PER_TASK = 5
 
 
@@ -77,6 +81,11 @@ class Run:
     right_kind_share: float
     generator: str = "formula"
     seed: int = 0
+    index: int = 0
+    decisions_s: tuple[float, ...] = ()
+    """CPU seconds of each answer to a measurement, the next question included."""
+    curve: tuple[float, ...] = ()
+    """The regret of what would be recommended after each measurement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,14 +140,20 @@ def run_tuner(
     """
     key = group.problem.group.name
     tuner, rng = build_tuner(name, group, seed), Random(f"noise/{key}/{noise}")
-    num_measurements = 0
-    while (trial := tuner.ask()) is not None:
+    num_measurements, decisions_s, curve, best_s = 0, [], [], oracle[1]
+    trial = tuner.ask()
+    while trial is not None:
         outcomes = {asked: group.measure(assignment, rng, noise) for asked, assignment in trial.assignments.items()}
+        began_s = process_time()
         tuner.tell(trial, outcomes)
+        trial = tuner.ask()
+        decisions_s.append(process_time() - began_s)
         num_measurements += 1
+        if num_measurements <= CURVE:
+            curve.append(group.exact(tuner.recommend()[key]).makespan_s / best_s - 1)
         if num_measurements > MAX_TRIALS:
             raise RuntimeError(f"{name} asked for more than {MAX_TRIALS} trials on {key}")
-    found, (best, best_s) = tuner.recommend()[key], oracle
+    found, best = tuner.recommend()[key], oracle[0]
     makespan_s = group.exact(found).makespan_s
     kinds = [(a.algorithm, a.protocol) == (b.algorithm, b.protocol) for a, b in zip(found, best, strict=True)]
     return Run(
@@ -149,6 +164,8 @@ def run_tuner(
         num_measurements=num_measurements,
         worse_than_default=makespan_s > WORSE * group.exact(group.problem.default).makespan_s,
         right_kind_share=fmean(kinds),
+        decisions_s=tuple(decisions_s),
+        curve=tuple(curve),
     )
 
 
@@ -161,7 +178,7 @@ def do_task(task: Task) -> list[Run]:
         for noise in task.noises:
             for name in task.tuners:
                 run = run_tuner(name, group, oracle, seed=index, noise=noise)
-                runs.append(replace(run, generator=task.generator, seed=task.seed))
+                runs.append(replace(run, generator=task.generator, seed=task.seed, index=index))
     return runs
 
 

@@ -344,6 +344,7 @@ def test_online_tuning_searches_with_the_tuner_that_is_named(tmp_path, plugin_li
 def test_online_tuning_compares_the_tuners_that_are_named(tmp_path, plugin_library):
     made = prepare(request(tmp_path, RunMode.ONLINE, compare=("lagom", "autoccl")), environment())
     assert launch_session.options_of("online", made.environment).compare == ("lagom", "autoccl")
+    assert json.loads((made.folder / "run.json").read_text())["request"]["compare"] == ["lagom", "autoccl"]
     assert launch_session.options_of("online", environment()).compare == ()
     with pytest.raises(UnknownNameError, match="unknown tuner 'lagon'"):
         prepare(request(tmp_path, RunMode.ONLINE, compare=("lagon",)), environment())

@@ -243,6 +243,8 @@ def _write_record(request: LaunchRequest, folder: Path) -> None:
             "mode": request.mode,
             "config": request.config,
             "tuner": request.tuner,
+            "job_steps": request.job_steps,
+            "compare": request.compare or None,
         }
         # The command takes this process's place, and has its number.
         record = msgspec.structs.replace(

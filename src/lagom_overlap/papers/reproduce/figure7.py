@@ -6,15 +6,23 @@ A step is simulated as a whole graph with each collective's configuration, not a
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from statistics import median
+from statistics import fmean, median
 from typing import Final
 
 from lagom_overlap.collective import CommConfig
 from lagom_overlap.cost import ContentionModel
-from lagom_overlap.papers.reproduce.ground import best_assignment, configs_by_name, model_of, search
+from lagom_overlap.papers.reproduce.ground import (
+    ASSUMED,
+    Assumed,
+    best_assignment,
+    configs_by_name,
+    model_of,
+    search,
+    step_of,
+)
 from lagom_overlap.papers.reproduce.judge import OTHER_SIDE, judge_cases, judge_range, spread
 from lagom_overlap.papers.reproduce.result import Case, Line, ReproducedVerdict
-from lagom_overlap.papers.workloads import PaperStep, PaperStrategy, PaperWorkload, load_table2, paper_step
+from lagom_overlap.papers.workloads import PaperStep, PaperStrategy, PaperWorkload, load_table2
 from lagom_overlap.sim import simulate_iteration
 from lagom_overlap.timeline.metrics import overlap_metrics
 from lagom_overlap.units import format_percent
@@ -69,14 +77,18 @@ def _step_times(step: PaperStep, model: ContentionModel, seed: int) -> _StepTime
 
 
 def cases(
-    profile: str, seed: int, workloads: Sequence[PaperWorkload] | None = None, note: Note = lambda _: None
+    profile: str,
+    seed: int,
+    workloads: Sequence[PaperWorkload] | None = None,
+    note: Note = lambda _: None,
+    assumed: Assumed = ASSUMED,
 ) -> list[Case]:
     """One case per row of Table 2 and cluster."""
     known: dict[PaperWorkload, _StepTimes] = {}
     found = []
     for workload in load_table2() if workloads is None else workloads:
         note(f"fig7, {profile}: {workload.name} on {workload.cluster}")
-        step, model = paper_step(workload), model_of(workload.cluster, profile)
+        step, model = step_of(workload, assumed), model_of(workload.cluster, profile, assumed=assumed)
         same = workload
         if workload.strategy is PaperStrategy.TP:  # replicas do not change a step
             same = replace(workload, degree=1, global_batch=workload.micro_batch)
@@ -148,6 +160,7 @@ def _ranged(what: str, published: tuple[float, float], held: Sequence[Case], rat
         ours=spread(ratios, "x"),
         verdict=judge_range(ratios, *published),
         why=f"{why} The best found by any search here is {best:.2f}x over NCCL.",
+        gap=median(ratios) / fmean(published) - 1,
     )
 
 

@@ -12,20 +12,23 @@ default under both.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import cache
 from typing import Final
 
 from lagom_overlap.backends.base import BackendRequest
 from lagom_overlap.backends.simulated import SimulatedBackend
-from lagom_overlap.collective import Algorithm, CommConfig, Protocol, SpaceLimits, chunk_bytes_of_slice
+from lagom_overlap.collective import Algorithm, Collective, CommConfig, Protocol, SpaceLimits, chunk_bytes_of_slice
 from lagom_overlap.cost import Collectives, ContentionModel, LinkSource, load_profile
-from lagom_overlap.hardware import load_preset
+from lagom_overlap.cost.operators import OperatorConstants, load_operators
+from lagom_overlap.hardware import Gpu, load_preset
+from lagom_overlap.papers.workloads import PaperStep, PaperWorkload, paper_step
 from lagom_overlap.sim import GroupSimulator
 from lagom_overlap.tuners.base import Problems
 from lagom_overlap.tuners.guard import make_tuner
 from lagom_overlap.tuners.problem import Assignment, Measurement
 from lagom_overlap.units import KIB, MIB
-from lagom_overlap.workload import Iteration, OverlapGroup
+from lagom_overlap.workload import CommOp, Gemm, Iteration, MemoryBound, Op, OverlapGroup
 
 PROFILES: Final = ("plausible", "paper_scale")
 DEFAULT: Final = CommConfig(num_channels=8, chunk_bytes=2 * MIB)
@@ -41,11 +44,86 @@ _COARSE_CHANNELS: Final = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 _MAX_STEPS: Final = 2000
 
 
+class Precision(StrEnum):
+    """What numbers the paper's models may have computed and sent: bf16, or fp32 with products in TF32."""
+
+    BF16 = "bf16"
+    FP32 = "fp32"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumed:
+    """What the paper does not say; the default is what every figure assumes (`seq_len` None: Table 2's 4096 tokens).
+
+    `kernels` is the share of the achieved rate at which products run, `links` the share of the stated bandwidth that a
+    wire has. `release`: what NCCL 2.18.3 took by default on the paper's clusters, or what 2.30.7 would.
+    """
+
+    seq_len: int | None = None
+    precision: Precision = Precision.BF16
+    kernels: float = 1.0
+    links: float = 1.0
+    release: Collectives = Collectives.PAPER
+
+
+ASSUMED: Final = Assumed()
+
+
 @cache
-def model_of(cluster: str, profile: str, num_nodes: int | None = None) -> ContentionModel:
+def model_of(cluster: str, profile: str, num_nodes: int | None = None, assumed: Assumed = ASSUMED) -> ContentionModel:
     """The contention model of a preset under a profile, with the paper's default and wires under both."""
-    held = replace(load_profile(profile), collectives=Collectives.PAPER, links=LinkSource.STATED)
-    return ContentionModel(load_preset(cluster, num_nodes=num_nodes), held)
+    held = replace(load_profile(profile), collectives=assumed.release, links=LinkSource.STATED)
+    preset = load_preset(cluster, num_nodes=num_nodes)
+    if assumed != ASSUMED:
+        preset = replace(
+            preset,
+            intra=replace(preset.intra, bytes_per_s=preset.intra.bytes_per_s * assumed.links),
+            inter=replace(preset.inter, bytes_per_s=preset.inter.bytes_per_s * assumed.links),
+        )
+    return ContentionModel(preset, held, operators=_operators(preset.gpu, assumed.kernels))
+
+
+def _operators(gpu: Gpu, rate: float) -> OperatorConstants | None:
+    """The GPU's constants with products and attention at a share of their rates; None: as they are."""
+    if rate == 1:
+        return None
+    own = load_operators(gpu)
+    first, second, third = own.gemm.tile_flops
+    return replace(
+        own,
+        gemm=replace(own.gemm, tile_flops=(rate * first, rate * second, rate * third)),
+        attention_flops=rate * own.attention_flops,
+        attention=tuple(each.scaled(rate) for each in own.attention),
+    )
+
+
+def step_of(workload: PaperWorkload, assumed: Assumed = ASSUMED) -> PaperStep:
+    """A row of Table 2 as a step."""
+    if assumed.seq_len is not None:
+        workload = replace(workload, seq_len=assumed.seq_len)
+    step = paper_step(workload)
+    if assumed.precision is Precision.BF16:
+        return step
+    ops = tuple(_in_fp32(op) for op in step.iteration.ops)
+    gradients = None if step.gradients is None else _twice(step.gradients)
+    return replace(step, iteration=replace(step.iteration, ops=ops), gradients=gradients)
+
+
+def _twice(collective: Collective) -> Collective:
+    return replace(collective, num_bytes=2 * collective.num_bytes)
+
+
+def _in_fp32(op: Op) -> Op:
+    """An operator with four bytes an element for two; an attention keeps its time."""
+    if isinstance(op, CommOp):
+        return replace(op, collective=_twice(op.collective))
+    match op.work:
+        case MemoryBound() as work:
+            return replace(op, work=replace(work, num_bytes=2 * work.num_bytes))
+        case Gemm() as work:
+            return replace(op, work=replace(work, element_bytes=2 * work.element_bytes))
+        case _:
+            return op
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,8 @@ class ReproducedVerdict(StrEnum):
 class Line:
     """One published statement and ours, under one cost profile, with a reason; `figure` is its chapter.
 
-    `taken` is what of the paper went into ours: inputs, forms of equations, values.
+    `taken` is what of the paper went into ours: inputs, forms of equations, values. `gap` is ours over the published
+    number, minus one (of a range: medians and middle); None where there is none.
     """
 
     figure: str
@@ -32,6 +33,7 @@ class Line:
     verdict: ReproducedVerdict
     why: str
     taken: str
+    gap: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

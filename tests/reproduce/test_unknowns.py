@@ -1,0 +1,79 @@
+"""Lines judged over what the paper does not say: the sweep changes what it says, and regions are told right."""
+
+from dataclasses import replace
+
+import pytest
+
+from lagom_overlap.cost import Collectives
+from lagom_overlap.papers.reproduce.figure8 import figure8, patterns
+from lagom_overlap.papers.reproduce.ground import ASSUMED, DEFAULT, Assumed, Precision, model_of
+from lagom_overlap.papers.reproduce.result import Line, ReproducedVerdict
+from lagom_overlap.papers.reproduce.unknowns import (
+    FIRST,
+    assumed_in,
+    described,
+    everywhere,
+    one_at_a_time,
+    regions,
+    swept,
+)
+from lagom_overlap.workload import Gemm
+
+LINE = Line(
+    figure="fig8",
+    profile="plausible",
+    what="a",
+    published="1.35x",
+    ours="1.01x",
+    verdict=ReproducedVerdict.NOT,
+    why="",
+    taken="",
+    gap=-0.25,
+)
+SHORT = ("1024 tokens", *FIRST[1:])
+HALF = (*FIRST[:3], "half", FIRST[4])
+
+
+def test_every_combination_and_each_deviation_alone() -> None:
+    assert len(set(everywhere())) == 4 * 2 * 2 * 2 * 2
+    assert len(set(one_at_a_time())) == 1 + 3 + 1 + 1 + 1 + 1
+    assert everywhere()[0] == one_at_a_time()[0] == FIRST
+    assert assumed_in(FIRST) is ASSUMED
+    last = assumed_in(everywhere()[-1])
+    assert last == Assumed(seq_len=512, precision=Precision.FP32, kernels=0.5, links=0.5, release=Collectives.NCCL)
+
+
+def test_what_is_assumed_is_what_the_model_and_the_step_have() -> None:
+    """Half the rate: twice as long but for the launch; fp32: twice the bytes; half the wire: twice as long."""
+    usual, half = model_of("a40_nvlink", "plausible", 1), model_of("a40_nvlink", "plausible", 1, Assumed(kernels=0.5))
+    work = Gemm(4096, 2560, 2560)
+    slower = half.kernel_seconds(half.kernel(work)) / usual.kernel_seconds(usual.kernel(work))
+    assert slower == pytest.approx(2, rel=0.05)
+    (gather,) = patterns()[0].comms
+    (wide,) = patterns(Assumed(precision=Precision.FP32))[0].comms
+    assert wide.collective.num_bytes == 2 * gather.collective.num_bytes
+    links = model_of("a40_nvlink", "plausible", 1, Assumed(links=0.5))
+    took = links.collective(gather.collective, DEFAULT).seconds()
+    assert took == pytest.approx(2 * usual.collective(gather.collective, DEFAULT).seconds(), rel=0.1)
+    assert patterns(Assumed(seq_len=1024))[0].computations[0] != patterns()[0].computations[0]
+
+
+def test_the_first_setting_of_the_sweep_is_what_reproduce_says() -> None:
+    ((setting, lines),) = swept("fig8", "plausible", 1, settings=[FIRST])
+    assert setting == FIRST
+    assert lines == figure8("plausible", 1)[1]
+
+
+def test_a_line_holds_where_it_is_reproduced_and_not_means_nowhere() -> None:
+    better = replace(LINE, ours="1.2x", gap=-0.11)
+    (nowhere,) = regions([(FIRST, [LINE]), (SHORT, [better]), (HALF, [LINE])])
+    assert nowhere.where == "not reproduced in any of 3"
+    assert nowhere.needed == "closest: sequence 1024 tokens (1.2x, 11 % short)"
+    there = replace(LINE, verdict=ReproducedVerdict.REPRODUCED, ours="1.34x", gap=-0.007)
+    some = replace(LINE, verdict=ReproducedVerdict.DIRECTION)
+    (region,) = regions([(FIRST, [LINE]), (SHORT, [there]), (HALF, [some])])
+    assert region.where == "reproduced in 1 of 3: sequence 1024 tokens, links as stated; direction only in 1 of 3: " + (
+        "sequence 4096 tokens, links half"
+    )
+    assert region.needed == ""
+    assert described([FIRST, SHORT], [FIRST, SHORT]) == "all"
