@@ -20,7 +20,6 @@ Every message says what was wrong, the value, and what is allowed.
 
 import re
 from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import Final
 
 _MAX_LONGER: Final = 2
@@ -29,6 +28,8 @@ _MAX_LONGER: Final = 2
 
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:
     """A hint: the allowed names that begin with `name` if they are few, else the closest one; "" if there is none."""
+    from difflib import get_close_matches  # noqa: PLC0415 - for a mistake, not for each start
+
     names = sorted(allowed)
     longer = [other for other in names if other.startswith(name)] if name else []
     near = longer if 0 < len(longer) <= _MAX_LONGER else get_close_matches(name, names, n=1)

@@ -1,12 +1,13 @@
 """Verbs of other distributions: found by their entry point, named where one of ours is missing."""
 
+import sys
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from lagom_overlap.cli import main
-from lagom_overlap.cli.main import VERB_GROUP
+from lagom_overlap.cli.main import VERB_GROUP, _installed, _section
 
 MODULE = """
 def add_parser(verbs):
@@ -58,7 +59,7 @@ def test_a_verb_of_ours_stays_ours(capsys: pytest.CaptureFixture[str]) -> None:
 def test_without_lagom_emulate_the_verb_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(metadata, "entry_points", lambda **_: ())
+    monkeypatch.setattr(sys.modules["lagom_overlap.cli.main"], "_installed", lambda _: {})
     assert main(["emulate", "--cluster", "h100_dgx", "--", "true"]) == 2
     told = capsys.readouterr()
     assert told.out == ""
@@ -72,3 +73,18 @@ def test_without_lagom_emulate_the_verb_says_what_to_install(
 def test_one_that_cannot_be_loaded_is_the_users_to_mend(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["broken"]) == 2
     assert capsys.readouterr().err.startswith("lagom broken: nowhere:add_parser cannot be loaded: ModuleNotFoundError")
+
+
+@pytest.mark.usefixtures("greeting")
+def test_what_is_found_without_importlib_metadata_is_what_that_finds() -> None:
+    found = {entry.name: entry.value for entry in metadata.entry_points(group=VERB_GROUP)}
+    assert {"greet", "reproduce"} <= found.keys()
+    assert _installed("") == found
+
+
+def test_only_the_lines_of_our_section_are_verbs() -> None:
+    text = (
+        f"[console_scripts]\na = b:c\n\n[{VERB_GROUP}]\n# d = e:f\n; g = h:i\nj=k:l\nm = n.o:p  \n\n"
+        f"[{VERB_GROUP}.x]\nq = r:s\n"
+    )
+    assert list(_section(text)) == [("j", "k:l"), ("m", "n.o:p")]

@@ -1,6 +1,7 @@
 """`lagom list`, `runs`, `open`, `completion`: what there is, against the files and parsers that it comes from."""
 
 import json
+import os
 import shutil
 import subprocess
 import webbrowser
@@ -115,3 +116,45 @@ def test_a_shell_that_is_here_takes_its_script(shell: str, capsys: pytest.Captur
     assert main(["completion", shell]) == 0
     ran = subprocess.run([shell, "-n"], input=capsys.readouterr().out, capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_fish_completes_verbs_flags_and_values(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    if shutil.which("fish") is None:
+        pytest.skip("fish is not installed")
+    assert main(["completion", "fish"]) == 0
+    (tmp_path / "lagom.fish").write_text(capsys.readouterr().out)
+
+    def offered(line: str) -> list[str]:
+        code = f"source {tmp_path}/lagom.fish; complete -C '{line}'"
+        environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+        ran = subprocess.run(["fish", "-c", code], capture_output=True, text=True, check=True, env=environment)
+        return [each.partition("\t")[0] for each in ran.stdout.splitlines()]
+
+    assert set(VERBS) <= set(offered("lagom "))
+    assert offered("lagom pl") == ["plan"]
+    assert offered("lagom tune --from") == ["--from-trace"]
+    assert "models" in offered("lagom list ")
+
+
+def test_zsh_completes_verbs_and_flags(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """In place of zsh's line editor, what it would be told: `_describe` and `compadd` say what they were given."""
+    if shutil.which("zsh") is None:
+        pytest.skip("zsh is not installed")
+    assert main(["completion", "zsh"]) == 0
+    (tmp_path / "_lagom").write_text(capsys.readouterr().out)
+
+    def offered(words: str, prefix: str = "") -> str:
+        num = len(words.split()) + (not prefix)
+        code = (
+            "compdef() { }; _files() { print files; }; compadd() { print -l -- ${@[2,-1]}; }\n"
+            "_describe() { print -l -- ${(P)2}; }\n"
+            f"source {tmp_path}/_lagom; words=({words} ''); CURRENT={num}; PREFIX='{prefix}'; _lagom"
+        )
+        ran = subprocess.run(["zsh", "-f", "-c", code], capture_output=True, text=True, check=False)
+        assert ran.stderr == ""
+        return ran.stdout
+
+    assert {line.partition(":")[0] for line in offered("lagom").splitlines()} >= set(VERBS)
+    assert "--from-trace:" in offered("lagom tune --from", "--from")
+    assert "models" in offered("lagom list")
+    assert offered("lagom analyze --compat").split() == ["hta"]

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
@@ -31,6 +32,8 @@ from lagom_overlap.stderr import write_lines
 
 WITHOUT_CUDA: Final = 2
 """The exit code of a process whose PyTorch cannot use a GPU."""
+REFUSAL: Final = "refusal"
+"""In the job's folder: why such a process ended."""
 _DEVICE: Final = "libcuda.so.1"
 _PLAIN: Final = frozenset({"Tensor", "Parameter", "Buffer"})
 _WRAPPERS: Final = frozenset({"DTensor", "AsyncCollectiveTensor"})
@@ -45,12 +48,20 @@ def arm() -> None:
     after_import("torch", _begin)
 
 
+def _refuse(why: str) -> None:
+    """Leaves the reason to the verb, which says it once for all ranks; says it here if that cannot be."""
+    try:
+        Path(os.environ["LAGOM_EMULATION_SOCKET"]).with_name(REFUSAL).write_text(why, encoding="utf-8")
+    except (KeyError, OSError):
+        write_lines(f"lagom emulate: {why}")
+
+
 def _begin(torch: ModuleType) -> None:
     if torch.version.cuda is None and getattr(torch.version, "hip", None) is None:
         # Here, where it is certain and has cost an import, not after hours of training on the CPU.
-        write_lines(
-            f"lagom emulate: {sys.executable} has PyTorch {torch.__version__}, which has no CUDA: "
-            "give the command a Python with PyTorch's CUDA build"
+        _refuse(
+            f"{sys.executable} has PyTorch {torch.__version__}, which has no CUDA: give the command a Python with "
+            "PyTorch's CUDA build (pip's own on Linux; no GPU is needed)"
         )
         raise SystemExit(WITHOUT_CUDA)
     try:

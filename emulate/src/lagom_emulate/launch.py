@@ -123,6 +123,11 @@ class JobFolder:
         return self.path / f"gpu{host}.json"
 
     @property
+    def refusal(self) -> Path:
+        """Why a process of the command ended before it used a GPU (`hook.REFUSAL`), if one did."""
+        return self.path / "refusal"
+
+    @property
     def nccl(self) -> Path:
         """NCCL's model of the cluster."""
         return self.path / "nccl"

@@ -128,6 +128,9 @@ def run_emulate(request: EmulateRequest, environment: Mapping[str, str]) -> Emul
             symmetric_hosts=num_hosts if request.is_symmetric else None,
         )
         ran = _run(request, folder, host_environments(prepared, folder, num_started_hosts), model, settings)
+        refusal = folder.refusal.read_text(encoding="utf-8") if folder.refusal.is_file() else ""
+    if refusal and not ran.server.num_processes:
+        raise JobError(refusal)
     if not ran.server.num_processes and not ran.exit_code:
         raise JobError(
             "no process of the command used a GPU: it needs PyTorch's CUDA build, and a script that trains on CUDA"

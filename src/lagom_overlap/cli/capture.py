@@ -5,6 +5,7 @@ whose [model] and [parallel] say what to build, or a model's name with --paralle
 """
 
 import argparse
+import shlex
 import sys
 
 from lagom_overlap.cli.stdout import say
@@ -25,5 +26,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
     )
     sys.stdout.flush()
-    say(result.to_json() if arguments.json else result.summary())
+    if arguments.json:
+        say(result.to_json())
+    else:
+        say(f"{result.summary()}\nNext: lagom plan {shlex.quote(str(arguments.out))} --cluster NAME")
     return 0

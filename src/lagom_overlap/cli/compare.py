@@ -1,6 +1,7 @@
 """`lagom compare JOB.toml`: several tuners, or several planners, on one job, one table."""
 
 import argparse
+import shlex
 
 from rich.console import Console, RenderableType
 from rich.text import Text
@@ -78,6 +79,19 @@ def _planners(arguments: argparse.Namespace) -> int:
     return _finish(arguments, record, result, planners_table(result), len(planners))
 
 
+def _following(result: CompareResult | ComparePlannersResult, arguments: argparse.Namespace) -> str:
+    """What runs the best of them alone; empty where none was measured to the end."""
+    file = shlex.quote(str(arguments.job))
+    if isinstance(result, CompareResult):
+        tuners = [row for row in result.rows if row.makespan_s is not None]
+        best = min(tuners, key=lambda row: row.makespan_s or 0.0, default=None)
+        return "" if best is None else f"lagom tune {file} --tuner {best.tuner}"
+    plans = [row for row in result.rows if row.after_s is not None]
+    first = min(plans, key=lambda row: row.after_s or 0.0, default=None)
+    on = f" --cluster {arguments.cluster}" if arguments.cluster else ""
+    return "" if first is None else f"lagom plan {file} --planner {first.planner}{on} --out DIR"
+
+
 def _finish(
     arguments: argparse.Namespace,
     record: RunRecord,
@@ -101,6 +115,8 @@ def _finish(
             say(content)
         else:
             show(table, *(Text(note, style="dim") for note in result.notes))
+            if line := _following(result, arguments):
+                say(f"\nNext: {line}")
             if arguments.out is not None:
                 say(f"\nReport: {arguments.out / 'report.html'}")
     if not result.interrupted:

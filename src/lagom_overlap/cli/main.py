@@ -6,18 +6,16 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from pathlib import Path
+from typing import Any, Final, TypeAlias
 
 from lagom_overlap import __version__
 from lagom_overlap.cli.flags import VERBS
 from lagom_overlap.cli.stdout import forget, say
 from lagom_overlap.errors import LagomError, MissingDependencyError, UnknownNameError, did_you_mean
 from lagom_overlap.interrupts import as_interrupts, exit_code, received
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
 
 EXIT_BUG: Final = 1
 EXIT_INPUT: Final = 2
@@ -56,12 +54,9 @@ def full_parser(wanted: str = "") -> tuple[_Parser, Verbs]:
     parser = _Parser(prog="lagom", description="Give each collective just enough of the machine.")
     parser.add_argument("--version", action="version", version=f"lagom {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    if wanted in (*VERBS, "--version"):  # finding out what else is installed takes a while
-        installed: dict[str, EntryPoint] = {}
-    else:
-        from importlib import metadata  # noqa: PLC0415
-
-        installed = {entry.name: entry for entry in metadata.entry_points(group=VERB_GROUP)}
+    if wanted == "--version":
+        return parser, verbs
+    installed = {} if wanted in VERBS else _installed(wanted)
     if wanted in installed:
         _add(installed[wanted], verbs)
         return parser, verbs
@@ -75,16 +70,54 @@ def full_parser(wanted: str = "") -> tuple[_Parser, Verbs]:
     return parser, verbs
 
 
-def _add(entry: "EntryPoint", verbs: Verbs) -> None:
+def _installed(wanted: str) -> dict[str, str]:
+    """Verbs that are registered as entry points, MODULE:FUNCTION by name; `wanted` is looked for everywhere.
+
+    Read from where pip puts them: importlib.metadata, which finds them elsewhere, too (in zip files, by import hooks),
+    loads a parser of e-mails first and takes longer than all the rest of --help.
+    """
+    found: dict[str, str] = {}
+    for folder in sys.path:
+        try:
+            names = [name for name in os.listdir(folder or ".") if name.endswith(".dist-info")]  # noqa: PTH208
+        except OSError:
+            continue
+        for name in names:
+            try:
+                text = Path(folder, name, "entry_points.txt").read_text(encoding="utf-8")
+            except (OSError, ValueError):
+                continue
+            for verb, value in _section(text):
+                found.setdefault(verb, value)
+    if wanted and wanted not in found and wanted[:1] != "-":
+        from importlib import metadata  # noqa: PLC0415
+
+        found |= {entry.name: entry.value for entry in metadata.entry_points(group=VERB_GROUP)}
+    return found
+
+
+def _section(text: str) -> Iterator[tuple[str, str]]:
+    """The lines `NAME = MODULE:FUNCTION` below `[lagom_overlap.verbs]`."""
+    is_ours = False
+    for line in map(str.strip, text.splitlines() if VERB_GROUP in text else ()):
+        if line.startswith("["):
+            is_ours = line == f"[{VERB_GROUP}]"
+        elif is_ours and "=" in line and line[0] not in "#;":
+            name, _, value = line.partition("=")
+            yield name.strip(), value.strip()
+
+
+def _add(value: str, verbs: Verbs) -> None:
     """Adds the verb of another distribution.
 
     Raises:
         MissingDependencyError: if it cannot be loaded.
     """
+    module, _, name = value.partition(":")
     try:
-        entry.load()(verbs)
+        getattr(import_module(module), name)(verbs)
     except Exception as error:
-        raise MissingDependencyError(f"{entry.value} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise MissingDependencyError(f"{value} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,6 +1,8 @@
 """`lagom plan JOB.toml | CAPTURE`: a schedule of a training step that hides more communication."""
 
 import argparse
+import shlex
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -13,6 +15,7 @@ from lagom_overlap.interrupts import exit_code, received
 from lagom_overlap.jobfile.run_folder import RunFolder
 from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.report.plan.terminal import plan_summary
+from lagom_overlap.results.plan import PlanResult
 from lagom_overlap.stderr import write_lines
 from lagom_overlap.units import format_percent
 from lagom_overlap.verbs.plan import PlanRequest, check_request, run_plan, step_check
@@ -55,7 +58,16 @@ def run(arguments: argparse.Namespace) -> int:
     files = {path.name: path for path in result.files}
     if files:
         say(f"\nReport: {files['report.html']}\nPlan: {files['plan.toml']}")
+    say(f"\nNext: {_following(result, arguments.out)}")
     return _code()
+
+
+def _following(result: PlanResult, out: Path | None) -> str:
+    """What takes the plan, or shows it."""
+    if out is None:
+        return "the same with --out DIR, which writes the plan as a file"
+    name = shlex.quote(str(out))
+    return f"lagom run --prove {name} -- COMMAND" if result.carrier is Carrier.FSDP2 else f"lagom open {name}"
 
 
 def _code() -> int:

@@ -4,6 +4,7 @@ With --profile: measure the job's operators on this machine, fit the cost model,
 """
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import Final
 
@@ -59,6 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     show(simulation_summary(result))
     _say_files(result.files)
+    say(f"\nNext: {_plan_line(arguments)}")
     return 0
 
 
@@ -132,7 +134,14 @@ def _captured(job: Job, arguments: argparse.Namespace) -> int:
         return 0
     show(captured_summary(result))
     _say_files(result.files)
+    say(f"\nNext: {_plan_line(arguments)}")
     return 0
+
+
+def _plan_line(arguments: argparse.Namespace) -> str:
+    """What looks for settings of the same job."""
+    sets = "".join(f" --set {shlex.quote(given)}" for given in arguments.sets)
+    return f"lagom plan {shlex.quote(str(arguments.job))}{sets}"
 
 
 def _say_files(written: tuple[Path, ...]) -> None:

@@ -4,6 +4,7 @@
 """
 
 import argparse
+import shlex
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -19,6 +20,7 @@ from lagom_overlap.jobfile.spec import JobSpec
 from lagom_overlap.jobfile.variants import JobVariants
 from lagom_overlap.report.tune.terminal import changes, verdict_panel
 from lagom_overlap.report.tune.words import next_step
+from lagom_overlap.results.tune import TuneResult
 from lagom_overlap.tuners.journal import StepKind
 from lagom_overlap.units import format_seconds
 from lagom_overlap.verbs.measure import Observer, RunProgress
@@ -99,12 +101,21 @@ def tune(request: TuneRequest, *, as_json: bool, details: bool) -> int:
         files = {path.name: path for path in result.files}
         if use := next_step(result, str(result.files[0].parent) if result.files else "RUN"):
             show(Text(f"\n{use}"))
+        else:
+            show(Text(f"\n{_following(result)}"))
         named = (("Report", "report.html"), ("Timeline (Perfetto)", "timeline.json"))
         say("\n" + "\n".join(f"{what}: {files[name]}" for what, name in named if name in files))
     if result.interrupted:
         return exit_code()
     is_whole = {*RUN_FILES} <= {path.name for path in result.files}
     return 0 if is_whole else EXIT_UNWRITTEN
+
+
+def _following(result: TuneResult) -> str:
+    """The line to type where there is nothing to use."""
+    if result.interrupted and result.folder is not None:
+        return f"Next: lagom resume {shlex.quote(str(result.folder))}, which goes on where this ended."
+    return "Next: lagom run --online -- COMMAND, which tries settings in the job itself; nothing is to be set here."
 
 
 def _telling(observe: Observer, lines: PlainLines) -> Observer:
