@@ -64,7 +64,7 @@ $(DOCS_VENV)/.installed: constraints-docs.txt
 docs: export NO_MKDOCS_2_WARNING = 1
 docs: $(DOCS_VENV)/.installed
 	$(DOCS_VENV)/bin/mkdocs build --strict
-	@echo "the documentation: $(CURDIR)/build/site/index.html"
+	@echo "the documentation: $(CURDIR)/build/site/index.html; its search needs a server: python3 -m http.server -b 127.0.0.1 -d build/site"
 
 # The tag is what auditwheel finds the symbols to allow: the glibc of this machine or an older one. For older systems, build
 # in an image of theirs (manylinux).

@@ -27,10 +27,13 @@ def _name(path: Path) -> str:
 
 
 def _commands(text: str) -> list[list[str]]:
-    """The words behind `lagom` of each line that begins with it, a prompt or variables before it or not."""
+    """The words behind `lagom` of each line that begins with it, a prompt or variables before it or not.
+
+    A line that begins with a blank is output.
+    """
     found = []
     for line in text.replace("\\\n", " ").splitlines():
-        start = re.match(r"\s*(?:\$ )?(?:[A-Z_]+=\S+ )*lagom (?=[a-z-]+(?:\s|$))", line)
+        start = re.match(r"(?:\$ )?(?:[A-Z_]+=\S+ )*lagom (?=[a-z-]+(?:\s|$))", line)
         if start:
             try:
                 found.append(shlex.split(line[start.end() :], comments=True))
@@ -44,7 +47,7 @@ def _shown(page: Path) -> list[list[str]]:
     text = page.read_text(encoding="utf-8")
     plain = BLOCK.sub("", text)
     inline = re.findall(r"`(lagom [a-z][^`]*)`", plain.replace("\n", " "))
-    indented = [line for line in plain.splitlines() if line.startswith("    lagom ")]
+    indented = [line.strip() for line in plain.splitlines() if line.startswith("    lagom ")]
     return _commands("\n".join([*(block for _, block in BLOCK.findall(text)), *inline, *indented]))
 
 
