@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,7 +21,7 @@ from lagom_overlap.collective import CommConfig, LaunchConfig, launched
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.errors import JobError
 from lagom_overlap.jobfile.job import Job
-from lagom_overlap.jobfile.spec import JobSpec, read_job
+from lagom_overlap.jobfile.spec import JobSpec, parse_job, read_job
 from lagom_overlap.jobfile.whole_step import WholeStep
 from lagom_overlap.planners.simulated import simulated
 from lagom_overlap.planners.times import ModelTimes
@@ -187,6 +189,40 @@ def test_plan_begins_with_the_step_that_simulate_predicts(name: str) -> None:
     assert before_s == pytest.approx(said.stages[0].step_s, rel=1e-12)  # sums of layers that are repeated round apart
     if built.is_whole:
         assert before_s == pytest.approx(said.iteration_s, rel=1e-12)
+
+
+def generated(framework: str, seed: int) -> dict[str, dict[str, Any]]:
+    """Some job of a framework's; Megatron-LM's are in test_plan_megatron."""
+    dice = Random(f"{framework} {seed}")
+    data, tensor = dice.choice((2, 4, 8)), dice.choice((1, 2))
+    parallel: dict[str, Any] = {"framework": framework, "global_batch": data * dice.choice((1, 2, 4))}
+    if framework in ("fsdp2", "torchtitan"):
+        parallel |= {"fsdp": data, "tensor": tensor}
+    elif framework == "ddp":
+        parallel |= {"data": data}
+    else:
+        parallel |= {"data": data, "tensor": tensor, "zero_stage": dice.choice((0, 1))}
+    if dice.random() < 0.5:
+        parallel["recompute"] = dice.choice(("full", "selective"))
+    return {
+        "job": {"name": "one"},
+        "model": {"name": "llama-3.2-1b", "seq_len": dice.choice((512, 1024))},
+        "cluster": {"preset": dice.choice(("a100_dgx", "h100_dgx"))},
+        "parallel": parallel,
+    }
+
+
+@pytest.mark.parametrize("framework", ["fsdp2", "torchtitan", "ddp", "deepspeed", "megatron_deepspeed"])
+def test_plan_begins_with_that_step_of_generated_jobs_too(framework: str) -> None:
+    """Of more than three micro-batches `simulate` repeats the second, where a plan runs each: nearly the same."""
+    for seed in (0, 5):
+        job = generated(framework, seed)
+        spec, parallel = parse_job(job, "job.toml"), job["parallel"]
+        num_batches = parallel["global_batch"] // parallel.get("fsdp", parallel.get("data"))
+        built, given = Job(spec).step, read_input(spec)
+        assert built is not None
+        before_s = simulated(given.problem, given.issued).makespan_s
+        assert before_s == pytest.approx(built.times.iteration_s, rel=1e-12 if num_batches <= 3 else 1e-5)
 
 
 @pytest.mark.parametrize("name", TUNED)
