@@ -174,9 +174,12 @@ def test_observing_loads_the_plug_in_with_a_record_and_no_table(tmp_path, plugin
 
 
 def test_online_tuning_starts_from_the_untouched_job(tmp_path, plugin_library):
-    made = prepare(request(tmp_path, RunMode.ONLINE), environment(LAGOM_TABLE="/somebodys/table.bin"))
-    assert made.environment["LAGOM_TABLE"] == ""
-    assert made.environment["LAGOM_RECORD"] == str(tmp_path / "run" / "record.%r.bin")
+    for mode, config in ((RunMode.ONLINE, None), (RunMode.PROVE, saved_settings(tmp_path / "lagom.json"))):
+        asked = LaunchRequest(command=(PYTHON, "train.py"), mode=mode, config=config, out=tmp_path / mode)
+        made = prepare(asked, environment(LAGOM_TABLE="/somebodys/table.bin"))
+        assert made.environment["LAGOM_TABLE"] == ""
+        assert "LAGOM_TABLE of the environment is left out: the job begins untouched" in made.warnings
+        assert made.environment["LAGOM_RECORD"] == str(tmp_path / mode / "record.%r.bin")
 
 
 def test_online_tuning_loads_the_profiler_plug_in_and_the_other_modes_do_not(tmp_path, plugin_library):

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -11,7 +12,9 @@ from random import Random
 import pytest
 
 from lagom_overlap.cli import main
+from lagom_overlap.collective import ConfigTable
 from lagom_overlap.errors import JobError
+from lagom_overlap.nccl_plugin.table_writer import encode_table, write_table
 from lagom_overlap.results.proof import ProofDecision
 from lagom_overlap.results.step_times import RunSteps, write_step_times
 from lagom_overlap.tuners.sequential import ALPHA
@@ -120,6 +123,29 @@ def test_a_signal_ends_the_proof_with_what_the_pairs_show(asked: LaunchRequest) 
     result, _ = prove(asked, run)
     assert (result.decision, result.reason) == (ProofDecision.UNDECIDED, "ended by a signal after 2 whole pairs")
     assert (len(result.default_s), len(result.configured_s)) == (2, 2)
+
+
+@pytest.mark.parametrize("is_table", [True, False])
+def test_a_table_of_the_environment_is_in_no_arm_that_another_one_replaces(
+    asked: LaunchRequest, tmp_path: Path, *, is_table: bool
+) -> None:
+    if is_table:
+        write_table(tmp_path / "lagom_table.bin", encode_table(ConfigTable({}), generation=1, communicators=[]).data)
+        asked = replace(asked, config=tmp_path / "lagom_table.bin")
+    seen, said = {}, []
+
+    def run(launch: PreparedLaunch) -> int:
+        seen[launch.environment["LAGOM_RUN_MODE"]] = launch.environment["LAGOM_TABLE"]
+        write_step_times(launch.folder, RunSteps(num_steps=20, num_settings=0, steps_s=(1.0,) * 19))
+        return 0
+
+    environment = {"PATH": os.environ["PATH"], "LAGOM_TABLE": "/deployed/table.bin"}
+    prove_by_restarts(asked, 1, environment, say=said.append, run=run)
+    if is_table:
+        assert seen.pop("fixed").endswith("-configured/lagom_table.bin")
+    assert seen == {"planned": "" if is_table else "/deployed/table.bin"}
+    words = "is left out: the default arm runs untouched" if is_table else "decides in both arms"
+    assert said[0] == f"LAGOM_TABLE of the environment {words}"
 
 
 def test_tasks_of_a_launcher_are_told_to_prove_from_one_place(asked: LaunchRequest) -> None:

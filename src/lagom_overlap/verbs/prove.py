@@ -25,9 +25,10 @@ from lagom_overlap.results.proof import ProofDecision, ProofResult, ProofWay, de
 from lagom_overlap.results.step_times import SETTLE, read_step_times
 from lagom_overlap.tuners.sequential import ALPHA, Decision, Judgement, pairs_of_large_bet, proven_pairs
 from lagom_overlap.units import format_seconds
-from lagom_overlap.verbs.given import Given, given
+from lagom_overlap.verbs.given import Given, GivenKind, given
 from lagom_overlap.verbs.run import (
     PART_VARIABLE,
+    TABLE_VARIABLE,
     LaunchRequest,
     PreparedLaunch,
     RunMode,
@@ -96,6 +97,12 @@ def prove_by_restarts(
     asked = {"command": request.command, "mode": RunMode.PROVE, "config": found.path, "restarts": most_pairs}
     folder.write(RunRecord.now(RunKind.RUN, seed=0, request=asked))
     environment = {**environment, PART_VARIABLE: "1"}
+    if environment.get(TABLE_VARIABLE):
+        if found.kind in (GivenKind.PLAN, GivenKind.ENVIRONMENT):
+            say(f"{TABLE_VARIABLE} of the environment decides in both arms")
+        else:
+            environment[TABLE_VARIABLE] = ""
+            say(f"{TABLE_VARIABLE} of the environment is left out: the default arm runs untouched")
     pairs, reason, is_refuted = _Pairs(), "", False
     try:
         for number in range(most_pairs):

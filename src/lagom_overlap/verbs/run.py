@@ -57,6 +57,7 @@ PLAN_VARIABLE: Final = "LAGOM_RUN_PLAN"
 PLAN_CHECKSUM_VARIABLE: Final = "LAGOM_RUN_PLAN_CHECKSUM"
 PART_VARIABLE: Final = "LAGOM_RUN_PART"
 """Set in each run of a proof by restarts, which says at its own end what came of them."""
+TABLE_VARIABLE: Final = "LAGOM_TABLE"
 PLAN_SETTINGS_NAME: Final = "fsdp2.json"
 """What the ranks read of a plan, in the run's folder."""
 RECORD_NAME: Final = "record.%r.bin"
@@ -155,6 +156,9 @@ def prepare(request: LaunchRequest, environment: Mapping[str, str]) -> PreparedL
     prepared, seen = dict(environment), with_conf_files(environment)
     warnings = [f"{conflict.variable}={conflict.value}: {conflict.why}" for conflict in conflicts(seen)]
     warnings += [f"--config: {note}" for note in fixed.notes] if fixed is not None else []
+    if request.mode in (RunMode.ONLINE, RunMode.PROVE) and environment.get(TABLE_VARIABLE):
+        prepared[TABLE_VARIABLE] = ""
+        warnings.append(f"{TABLE_VARIABLE} of the environment is left out: the job begins untouched")
     if library is None:
         warnings.append(missing)
     else:
@@ -378,11 +382,9 @@ def _plugin_variables(mode: RunMode, library: Path, folder: Path, environment: M
     if before and "LAGOM_CHAIN_TUNER" not in environment and Path(before).name != library.name:
         found["LAGOM_CHAIN_TUNER"] = before
     if mode is RunMode.FIXED:
-        found["LAGOM_TABLE"] = str(folder / FILE_NAME)
+        found[TABLE_VARIABLE] = str(folder / FILE_NAME)
     else:
         found["LAGOM_RECORD"] = str(folder / RECORD_NAME)
-    if mode is RunMode.ONLINE and environment.get("LAGOM_TABLE"):
-        found["LAGOM_TABLE"] = ""  # tuning starts from the untouched job
     return found
 
 
