@@ -108,7 +108,7 @@ def test_saved_settings_of_a_class_of_sizes_set_all_of_its_sizes(tmp_path, plugi
         prepare(request(tmp_path, RunMode.FIXED, config=damaged), environment())
 
 
-TASK = {"SLURM_NTASKS": "2", "SLURM_JOB_ID": "7"}
+TASK = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": "7"}
 """Of a launcher's task: its siblings may have made the folder."""
 
 
@@ -354,7 +354,7 @@ def test_without_the_plug_in_the_job_runs_and_it_is_said(tmp_path, monkeypatch):
 
 def test_tasks_that_a_launcher_starts_at_once_share_one_folder(tmp_path, plugin_library, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    slurm = {"SLURM_JOB_ID": "12", "SLURM_STEP_ID": "3", "SLURM_NTASKS": "4"}
+    slurm = {"SLURM_JOB_ID": "12", "SLURM_STEP_ID": "3", "SLURM_STEP_NUM_TASKS": "4"}
     made = {
         prepare(
             LaunchRequest(command=(PYTHON,), mode=RunMode.OBSERVE), environment(**slurm, SLURM_PROCID=str(task))

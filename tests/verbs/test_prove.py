@@ -199,7 +199,13 @@ def test_a_table_of_the_environment_is_in_no_arm_that_another_one_replaces(
 
 def test_tasks_of_a_launcher_are_told_to_prove_from_one_place(asked: LaunchRequest) -> None:
     with pytest.raises(JobError, match="from one place"):
-        prove_by_restarts(asked, 6, {"PATH": os.environ["PATH"], "SLURM_NTASKS": "2"}, say=lambda _: None)
+        prove_by_restarts(asked, 6, {"PATH": os.environ["PATH"], "SLURM_STEP_NUM_TASKS": "2"}, say=lambda _: None)
+
+
+def test_a_batch_script_is_one_place_whatever_number_of_tasks_it_has(asked: LaunchRequest) -> None:
+    environment = {"PATH": os.environ["PATH"], "SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_JOB_ID": "7"}
+    result, _ = prove_by_restarts(asked, 1, environment, say=lambda _: None, run=runner(1.0)[0])
+    assert len(result.default_s) == 1
 
 
 def test_the_command_line_runs_real_processes_and_ends_with_three_lines(tmp_path, monkeypatch, capfd) -> None:

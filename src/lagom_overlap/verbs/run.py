@@ -67,8 +67,11 @@ _PROFILER_NAME: Final = "libnccl-profiler.so"
 QUIET_KINETO: Final = "6"
 """Above every level of the profiler's log: it greets on stderr each time that a step is sampled."""
 _MOST_COMMAND: Final = 4096
-_SIZE_VARIABLES: Final = ("SLURM_NTASKS", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-"""How many tasks a launcher started, each of which runs `lagom run`."""
+_SIZE_VARIABLES: Final = ("SLURM_STEP_NUM_TASKS", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+"""How many tasks a launcher started, each of which runs `lagom run`.
+
+Slurm sets SLURM_NTASKS in a batch script and under salloc, too, where one process runs. A step's number is of srun.
+"""
 
 
 class RunMode(StrEnum):
