@@ -111,6 +111,15 @@ def test_a_proof_that_was_cut_off_is_undecided_and_says_what_was_missing() -> No
     assert proof.next_line.endswith("(with more steps)")
 
 
+@pytest.mark.parametrize("state", [SwitchState.DONE, SwitchState.WATCH, SwitchState.FROZEN, SwitchState.OFF])
+def test_a_proof_that_was_given_up_says_why_and_how_else_to_prove_it(state: SwitchState) -> None:
+    check = check_of([1.02, 1.01, 1.03])
+    at = stand(state, num_steps=900, reason="the settings could not be judged: no step was measured")
+    proof = of_proof(at, check, subject=Path("lagom.json"), options=OPTIONS)
+    assert (proof.decision, proof.reason) == (ProofDecision.UNDECIDED, at.reason)
+    assert proof.next_line == "lagom run --prove lagom.json --restarts 6 -- COMMAND"
+
+
 def test_settings_of_another_job_prove_nothing_and_the_reason_is_theirs() -> None:
     at = stand(SwitchState.DONE, reason="nothing is set: the settings are not of this job")
     proof = of_proof(at, None, subject=Path("lagom.json"), options=OPTIONS)
