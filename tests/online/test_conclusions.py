@@ -94,7 +94,7 @@ def test_a_proof_ends_in_adopt_reject_or_no_difference(
     saved = json.loads((tmp_path / "proof.json").read_text())
     assert (saved["decision"], saved["steps_per_block"], len(saved["default_s"])) == (decision, 3, len(proof.default_s))
     page = render_proof(proof)
-    assert (tmp_path / "proof.html").read_text() == page
+    assert (tmp_path / "report.html").read_text() == page
     for words in (proof.found, "lagom.json", proof.machine["system"], proof.versions["python"], "proof.json"):
         assert words in page
     assert "src=" not in page, "one file, which loads nothing"

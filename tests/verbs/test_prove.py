@@ -14,14 +14,17 @@ import pytest
 
 from lagom_overlap.cli import main
 from lagom_overlap.collective import ConfigTable
-from lagom_overlap.errors import JobError
+from lagom_overlap.errors import BundleError, JobError
 from lagom_overlap.nccl_plugin.table_writer import encode_table, write_table
 from lagom_overlap.report.proof_page import render_proof
 from lagom_overlap.results.proof import ProofDecision, ProofWay, next_line
 from lagom_overlap.results.step_times import RunSteps, write_step_times
 from lagom_overlap.tuners.sequential import ALPHA
+from lagom_overlap.verbs.given import given
 from lagom_overlap.verbs.prove import FEW_ALPHA, error_rate, prove_by_restarts
 from lagom_overlap.verbs.run import LaunchRequest, PreparedLaunch, RunMode
+from lagom_overlap.verbs.saved_runs import report_of, run_runs
+from lagom_overlap.verbs.show import run_show
 
 
 @pytest.fixture
@@ -55,7 +58,7 @@ def prove(asked: LaunchRequest, run: Callable[[PreparedLaunch], int], most_pairs
     result, folder = prove_by_restarts(asked, most_pairs, {"PATH": os.environ["PATH"]}, say=said.append, run=run)
     saved = json.loads((folder / "proof.json").read_text())
     assert (saved["decision"], saved["way"]) == (result.decision, "restarts")
-    assert result.found in (folder / "proof.html").read_text()
+    assert result.found in (folder / "report.html").read_text()
     return result, said
 
 
@@ -141,6 +144,23 @@ def test_after_the_most_pairs_there_are_only_more_steps() -> None:
     assert next_line(ProofDecision.UNDECIDED, "x.env", "train", **flags).endswith("--restarts 50 -- train")
     null_line = next_line(ProofDecision.NO_DIFFERENCE, "x.env", "train", **flags, is_longest=True)
     assert null_line == "train   (as it is, without x.env)"
+
+
+def test_a_proof_is_a_run_that_other_verbs_know(asked: LaunchRequest) -> None:
+    result, _ = prove(asked, runner(1.1)[0])
+    folder = asked.out
+    assert folder is not None
+    assert report_of(folder) == folder / "report.html"
+    assert [listed.report for listed in run_runs(folder.parent).runs] == [folder / "report.html"]
+    shown = run_show(folder)
+    assert shown.what == f"a proof of {asked.config}"
+    assert shown.said[:2] == ("decision: adopt", f"why: {result.reason}")
+    assert shown.next == f"Next: {result.next_line}"
+    with pytest.raises(JobError, match=r"is a proof, which sets nothing; give what it proves: .*try.env \(adopt\)"):
+        given(folder)
+    (folder / "proof.json").write_text("{")
+    with pytest.raises(BundleError, match=r"proof.json' is damaged"):
+        run_show(folder)
 
 
 def test_a_page_says_in_which_way_it_was_proven(asked: LaunchRequest) -> None:

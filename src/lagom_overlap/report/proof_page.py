@@ -1,4 +1,4 @@
-"""The one page of a proof, and its writer: proof.json and proof.html in the run's folder."""
+"""The one page of a proof, and its writer: proof.json and report.html in the run's folder."""
 
 import shlex
 from math import isfinite
@@ -10,11 +10,10 @@ import msgspec
 from lagom_overlap.record import write_private
 from lagom_overlap.report.render import render
 from lagom_overlap.results.base import encoded
-from lagom_overlap.results.proof import ProofResult
+from lagom_overlap.results.proof import PROOF_NAME, ProofResult
 from lagom_overlap.units import format_percent, format_seconds
 
-PROOF_NAME: Final = "proof.json"
-PAGE_NAME: Final = "proof.html"
+PAGE_NAME: Final = "report.html"
 
 
 def write_proof(folder: Path, result: ProofResult) -> None:

@@ -11,6 +11,7 @@ from lagom_overlap.errors import JobError
 from lagom_overlap.jobfile.online_settings import online_settings
 from lagom_overlap.jobfile.run_folder import RECORD, RunFolder, RunKind
 from lagom_overlap.record import read_regular
+from lagom_overlap.results.proof import read_proof
 
 PLAN_NAME: Final = "plan.toml"
 _MAX_ENVIRONMENT_BYTES: Final = 1 << 20
@@ -69,6 +70,10 @@ def _folder(path: Path) -> Given:
             return Given(GivenKind.TUNED, path)
         case RunKind.PLAN:
             return Given(GivenKind.PLAN, path / PLAN_NAME)
+        case RunKind.RUN if (proof := read_proof(path)) is not None:
+            raise JobError(
+                f"{str(path)!r} is a proof, which sets nothing; give what it proves: {proof.subject} ({proof.decision})"
+            )
         case RunKind.RUN:
             raise JobError(
                 f"{str(path)!r} is a run that saved no settings: it was not tuned, or ended before its verdict; "

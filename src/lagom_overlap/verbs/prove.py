@@ -79,7 +79,7 @@ def prove_by_restarts(
     say: Callable[[str], None],
     run: Runner | None = None,
 ) -> tuple[ProofResult, Path]:
-    """Runs the pairs, writes proof.json and proof.html, and returns the result and the folder.
+    """Runs the pairs, writes proof.json and report.html, and returns the result and the folder.
 
     Ctrl-C or SIGTERM ends the run under way and the proof, which then says what the pairs so far show; so does a run
     that fails once there is a whole pair.
