@@ -4,22 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from math import isfinite
-from pathlib import Path
-from typing import Final
-
-import msgspec
 
 from lagom_overlap import __version__
-from lagom_overlap.errors import BundleError, in_words
-from lagom_overlap.record import read_regular
 from lagom_overlap.results.base import Result, Row
 from lagom_overlap.results.conclusion import Conclusion
 from lagom_overlap.tuners.sequential import Decision, Judgement
 from lagom_overlap.units import format_percent
-
-PROOF_NAME: Final = "proof.json"
-"""In the folder of a run: what was proven there."""
-_MAX_BYTES: Final = 1 << 24
 
 
 class ProofDecision(StrEnum):
@@ -88,32 +78,6 @@ class ProofResult(Result):
             {"pair": number, "default_s": default_s, "configured_s": configured_s, "ratio": default_s / configured_s}
             for number, (default_s, configured_s) in enumerate(pairs, 1)
         ]
-
-
-class SavedProof(msgspec.Struct, frozen=True, kw_only=True):
-    """What proof.json says in words: see `ProofResult`."""
-
-    subject: str
-    decision: ProofDecision
-    reason: str
-    next_line: str
-
-
-def read_proof(run: Path) -> SavedProof | None:
-    """The proof in the folder of a run; None where nothing was proven.
-
-    Raises:
-        BundleError: if it cannot be read or is damaged.
-    """
-    path = run / PROOF_NAME
-    if not path.is_file():
-        return None
-    try:
-        return msgspec.json.decode(read_regular(path, _MAX_BYTES), type=SavedProof)
-    except OSError as error:
-        raise BundleError(f"{str(path)!r} cannot be read: {error.strerror}") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise BundleError(f"{str(path)!r} is damaged: {in_words(str(error))}") from None
 
 
 def decision_of(judgement: Judgement | None) -> ProofDecision:

@@ -11,7 +11,6 @@ from lagom_overlap.errors import JobError
 from lagom_overlap.jobfile.online_settings import online_settings
 from lagom_overlap.jobfile.run_folder import RECORD, RunFolder, RunKind
 from lagom_overlap.record import read_regular
-from lagom_overlap.results.proof import read_proof
 
 PLAN_NAME: Final = "plan.toml"
 _MAX_ENVIRONMENT_BYTES: Final = 1 << 20
@@ -70,11 +69,15 @@ def _folder(path: Path) -> Given:
             return Given(GivenKind.TUNED, path)
         case RunKind.PLAN:
             return Given(GivenKind.PLAN, path / PLAN_NAME)
-        case RunKind.RUN if (proof := read_proof(path)) is not None:
-            raise JobError(
-                f"{str(path)!r} is a proof, which sets nothing; give what it proves: {proof.subject} ({proof.decision})"
-            )
         case RunKind.RUN:
+            # Not at the top: a launch that is given settings needs no page.
+            from lagom_overlap.report.proof_page import read_proof  # noqa: PLC0415
+
+            if (proof := read_proof(path)) is not None:
+                raise JobError(
+                    f"{str(path)!r} is a proof, which sets nothing; give what it proves: {proof.subject} "
+                    f"({proof.decision})"
+                )
             raise JobError(
                 f"{str(path)!r} is a run that saved no settings: it was not tuned, or ended before its verdict; "
                 "lagom run --online for more steps saves them"

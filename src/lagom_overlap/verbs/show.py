@@ -18,9 +18,9 @@ from lagom_overlap.jobfile.spec import MAX_JOB_BYTES, read_job
 from lagom_overlap.nccl_plugin import table_layout
 from lagom_overlap.nccl_plugin.table_reader import read_table
 from lagom_overlap.record import read_regular, starts_with
+from lagom_overlap.report.proof_page import read_proof
 from lagom_overlap.report.tune.words import config_text
 from lagom_overlap.results.listing import ShowResult
-from lagom_overlap.results.proof import read_proof
 from lagom_overlap.toml_tables import parse_toml
 from lagom_overlap.trace.reader import is_trace
 from lagom_overlap.units import format_bytes, format_memory, format_percent, format_seconds
