@@ -125,7 +125,7 @@ def test_what_nccl_does_not_ask_for_is_refused_on_all_ranks_in_one_line(tmp_path
 
 def test_without_cuda_it_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for name in ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS"):
+    for name in ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "job.toml").write_text(JOB)
     monkeypatch.chdir(tmp_path)
@@ -145,9 +145,10 @@ def test_without_cuda_it_is_one_line_and_exit_code_2(tmp_path, monkeypatch, caps
         ({}, None),
         ({"RANK": "0", "WORLD_SIZE": "1"}, None),
         ({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", **MASTER}, (3, 8, 1)),
-        ({"SLURM_PROCID": "5", "SLURM_NTASKS": "16", "SLURM_LOCALID": "5", **MASTER}, (5, 16, 5)),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, None),
-        ({"RANK": "1", "WORLD_SIZE": "2", "SLURM_PROCID": "0", "SLURM_NTASKS": "1", **MASTER}, (1, 2, 0)),
+        ({"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "16", "SLURM_LOCALID": "5", **MASTER}, (5, 16, 5)),
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, None),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "16"}, None),  # a batch script of sbatch
+        ({"RANK": "1", "WORLD_SIZE": "2", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", **MASTER}, (1, 2, 0)),
     ],
 )
 def test_the_place_of_a_rank_is_told_by_its_launcher(environment, expected):
@@ -162,7 +163,7 @@ def test_the_place_of_a_rank_is_told_by_its_launcher(environment, expected):
     [
         ({"RANK": "x", "WORLD_SIZE": "2", **MASTER}, "RANK is 'x'"),
         ({"RANK": "2", "WORLD_SIZE": "2", **MASTER}, "rank 2 of 2"),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, "MASTER_ADDR and MASTER_PORT is not set"),
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}, "MASTER_ADDR and MASTER_PORT is not set"),
     ],
 )
 def test_a_launchers_mistake_is_named(environment, words):

@@ -94,7 +94,7 @@ def test_a_proof_ends_in_adopt_reject_or_no_difference(
     saved = json.loads((tmp_path / "proof.json").read_text())
     assert (saved["decision"], saved["steps_per_block"], len(saved["default_s"])) == (decision, 3, len(proof.default_s))
     page = render_proof(proof)
-    assert (tmp_path / "proof.html").read_text() == page
+    assert (tmp_path / "report.html").read_text() == page
     for words in (proof.found, "lagom.json", proof.machine["system"], proof.versions["python"], "proof.json"):
         assert words in page
     assert "src=" not in page, "one file, which loads nothing"
@@ -109,6 +109,15 @@ def test_a_proof_that_was_cut_off_is_undecided_and_says_what_was_missing() -> No
     assert "the job ended after 30 steps" in proof.reason
     assert "at most 220 steps more" in proof.reason
     assert proof.next_line.endswith("(with more steps)")
+
+
+@pytest.mark.parametrize("state", [SwitchState.DONE, SwitchState.WATCH, SwitchState.FROZEN, SwitchState.OFF])
+def test_a_proof_that_was_given_up_says_why_and_how_else_to_prove_it(state: SwitchState) -> None:
+    check = check_of([1.02, 1.01, 1.03])
+    at = stand(state, num_steps=900, reason="the settings could not be judged: no step was measured")
+    proof = of_proof(at, check, subject=Path("lagom.json"), options=OPTIONS)
+    assert (proof.decision, proof.reason) == (ProofDecision.UNDECIDED, at.reason)
+    assert proof.next_line == "lagom run --prove lagom.json --restarts 6 -- COMMAND"
 
 
 def test_settings_of_another_job_prove_nothing_and_the_reason_is_theirs() -> None:

@@ -274,7 +274,7 @@ def test_the_chain_from_saved_settings_over_their_proof_to_a_run_that_starts_wit
     # Fourteen steps are too few for a decision, unless the settings are so slow that they go at once.
     assert proof["decision"] in ("undecided", "reject")
     assert proof["machine"]["cores"]
-    assert "<html" in (tmp_path / "proof" / "proof.html").read_text()
+    assert "<html" in (tmp_path / "proof" / "report.html").read_text()
     if proof["decision"] == "undecided":
         assert "more were needed" in why
         assert "lagom run --prove" in next_line

@@ -10,13 +10,79 @@ EVENT = TuningEvent(step=3, state="search", words="trying settings", reason="cha
 def test_a_listener_hears_of_changes_only() -> None:
     heard: list[TuningEvent] = []
     announcer = Announcer(heard.append)
-    for state, reason in (("record", "a"), ("record", "a"), ("search", "b"), ("search", "c"), ("search", "c")):
-        announcer.after_step(state, state, reason, 0)
+    told = (("record", "a"), ("record", "a"), ("search", "b"), ("search", "c"), ("search", "c"))
+    for step, (state, reason) in enumerate(told, 1):
+        announcer.after_step(step, state, state, reason, 0)
     assert [(event.step, event.state, event.reason) for event in heard] == [
         (1, "record", "a"),
         (3, "search", "b"),
         (4, "search", "c"),
     ]
+
+
+class Part:
+    """A rank's part in the tuning, which leaves it when a step fails."""
+
+    settings = ()
+    num_steps = 0
+    reason = "recording"
+
+    @property
+    def plan(self):
+        from lagom_overlap.online.ranks.messages import SwitchState, WindowPlan
+
+        return WindowPlan(window=0, state=SwitchState.RECORD, reason=self.reason)
+
+    def begin_step(self):
+        pass
+
+    def end_step(self):
+        self.num_steps += 1
+
+    def fail_step(self, reason):
+        self.num_steps, self.reason = self.num_steps + 1, reason
+
+
+@pytest.fixture
+def alone():
+    """A tuner of a job of one rank, and what its listener heard."""
+    dist = pytest.importorskip("torch.distributed")
+    from torch import nn
+
+    from lagom_overlap.online.tuner import OnlineTuner
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    heard: list[TuningEvent] = []
+    yield OnlineTuner(nn.Linear(2, 2), on_event=heard.append), heard
+    dist.destroy_process_group()
+
+
+def test_a_tuner_that_takes_no_part_says_so_once_and_why(alone) -> None:
+    tuner, heard = alone
+    with tuner.step():
+        pass
+    assert [(event.step, event.state, event.reason) for event in heard] == [
+        (0, "off", "one rank has no collectives to tune")
+    ]
+
+
+def test_a_failed_step_is_counted_and_told(alone) -> None:
+    tuner, heard = alone
+    tuner._member = Part()
+    heard.clear()
+    with tuner.step():
+        pass
+    with pytest.raises(KeyError), tuner.step():
+        raise KeyError
+    tuner._member.reason = "again"
+    with tuner.step():
+        pass
+    assert [(event.step, event.reason) for event in heard] == [
+        (1, "recording"),
+        (2, "its step ended with KeyError"),
+        (3, "again"),
+    ]
+    tuner._member = None
 
 
 def test_a_listener_that_fails_ends_no_step_and_is_told_nothing_more(caplog: pytest.LogCaptureFixture) -> None:
@@ -27,8 +93,8 @@ def test_a_listener_that_fails_ends_no_step_and_is_told_nothing_more(caplog: pyt
         raise OSError("disk full")
 
     announcer = Announcer(fails)
-    announcer.after_step("record", "recording", "a", 0)
-    announcer.after_step("search", "trying", "b", 0)
+    announcer.after_step(1, "record", "recording", "a", 0)
+    announcer.after_step(2, "search", "trying", "b", 0)
     assert len(calls) == 1
     assert "on_event is told nothing more: it raised OSError: disk full" in caplog.text
 

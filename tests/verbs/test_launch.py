@@ -108,7 +108,7 @@ def test_saved_settings_of_a_class_of_sizes_set_all_of_its_sizes(tmp_path, plugi
         prepare(request(tmp_path, RunMode.FIXED, config=damaged), environment())
 
 
-TASK = {"SLURM_NTASKS": "2", "SLURM_JOB_ID": "7"}
+TASK = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": "7"}
 """Of a launcher's task: its siblings may have made the folder."""
 
 
@@ -174,9 +174,12 @@ def test_observing_loads_the_plug_in_with_a_record_and_no_table(tmp_path, plugin
 
 
 def test_online_tuning_starts_from_the_untouched_job(tmp_path, plugin_library):
-    made = prepare(request(tmp_path, RunMode.ONLINE), environment(LAGOM_TABLE="/somebodys/table.bin"))
-    assert made.environment["LAGOM_TABLE"] == ""
-    assert made.environment["LAGOM_RECORD"] == str(tmp_path / "run" / "record.%r.bin")
+    for mode, config in ((RunMode.ONLINE, None), (RunMode.PROVE, saved_settings(tmp_path / "lagom.json"))):
+        asked = LaunchRequest(command=(PYTHON, "train.py"), mode=mode, config=config, out=tmp_path / mode)
+        made = prepare(asked, environment(LAGOM_TABLE="/somebodys/table.bin"))
+        assert made.environment["LAGOM_TABLE"] == ""
+        assert "LAGOM_TABLE of the environment is left out: the job begins untouched" in made.warnings
+        assert made.environment["LAGOM_RECORD"] == str(tmp_path / mode / "record.%r.bin")
 
 
 def test_online_tuning_loads_the_profiler_plug_in_and_the_other_modes_do_not(tmp_path, plugin_library):
@@ -373,7 +376,7 @@ def test_without_the_plug_in_the_job_runs_and_it_is_said(tmp_path, monkeypatch):
 
 def test_tasks_that_a_launcher_starts_at_once_share_one_folder(tmp_path, plugin_library, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    slurm = {"SLURM_JOB_ID": "12", "SLURM_STEP_ID": "3", "SLURM_NTASKS": "4"}
+    slurm = {"SLURM_JOB_ID": "12", "SLURM_STEP_ID": "3", "SLURM_STEP_NUM_TASKS": "4"}
     made = {
         prepare(
             LaunchRequest(command=(PYTHON,), mode=RunMode.OBSERVE), environment(**slurm, SLURM_PROCID=str(task))

@@ -53,6 +53,7 @@ GROUPS = Verbs(simulate=r"the job has no \[model\]", plan=r"the job has no \[mod
 PROGRAM = Verbs(simulate=r"the job has no \[model\]", tune=r"\[program\] is read by `lagom plan` only")
 VERBS = {
     "phi2_fsdp_a40.toml": Verbs(),
+    "llama3_1b_ddp_h100.toml": Verbs(),
     "both_sides_h100.toml": Verbs(),
     "gpt_175b_3d_a100.toml": Verbs(),
     "llama3_8b_fsdp2_h100.toml": Verbs(),

@@ -9,6 +9,7 @@ import os
 
 from lagom_overlap.cli.flags import RESTARTS
 from lagom_overlap.errors import JobError
+from lagom_overlap.interrupts import exit_code, received
 from lagom_overlap.stderr import write_lines
 from lagom_overlap.verbs.given import GivenKind, given
 from lagom_overlap.verbs.run import LaunchRequest, RunMode, command_of, is_disabled, prepare, replace_process
@@ -59,4 +60,4 @@ def _prove(request: LaunchRequest, num_pairs: int) -> int:
         request, num_pairs, os.environ, say=lambda line: write_lines(f"lagom run: {line}")
     )
     write_lines(*(f"lagom: {line}" for line in result.conclusion.lines()), f"lagom run: files in {folder}")
-    return 0
+    return exit_code() if received() else 0

@@ -20,6 +20,10 @@ if TYPE_CHECKING:  # the rank that wrote a proof loads it
 
 COMMAND_VARIABLE: Final = "LAGOM_RUN_COMMAND"
 """The job's command as JSON, for the line to type next."""
+BY_RESTARTS: Final = "--restarts 6"
+"""What proves the same where the running job cannot be judged, with the least number of pairs."""
+_ENDED: Final = (*SETTLED, SwitchState.OFF, SwitchState.FROZEN)
+"""States in which nothing more is tried or judged."""
 _MOST_SHOWN: Final = 300
 """Characters of a command that are repeated; a longer one is called COMMAND."""
 
@@ -73,7 +77,7 @@ def of_tuning(stand: Stand, folder: Path, command: str) -> Conclusion:
     if stand.state in SETTLED:
         found = "nothing is set"
         return Conclusion(found, stand.reason, f"{command}   (as it is: there is nothing to set)")
-    if stand.state in (SwitchState.OFF, SwitchState.FROZEN):
+    if stand.state in _ENDED:
         return Conclusion("nothing is set, everything runs untouched", stand.reason, again)
     done = f"the job ended after {_steps(stand.num_steps)}, in the state {str(stand.state)!r} ({stand.reason})"
     if not stand.searches:
@@ -90,9 +94,11 @@ def of_proof(stand: Stand, check: "Check | None", *, subject: Path, options: Onl
     from lagom_overlap.results.proof import ProofDecision, ProofResult, ProofWay, decision_of, next_line  # noqa: PLC0415
 
     judgement = None if check is None else check.judgement
-    decision = decision_of(judgement)
+    decision, flags = decision_of(judgement), ""
     if check is None:
         reason = of_tuning(stand, subject, "").why
+    elif not check.is_over and stand.state in _ENDED:  # given up, while the job may run on
+        reason, flags = stand.reason, BY_RESTARTS
     elif not check.is_over:
         reason = f"the job ended after {_steps(stand.num_steps)}: {check.words}; at most "
         reason += f"{_steps(stand.num_steps_left)} more were needed"
@@ -113,7 +119,7 @@ def of_proof(stand: Stand, check: "Check | None", *, subject: Path, options: Onl
         default_s=default_s,
         configured_s=configured_s,
         steps_per_block=options.window_steps - 2,
-        next_line=next_line(decision, shlex.quote(str(subject)), command_text()),
+        next_line=next_line(decision, shlex.quote(str(subject)), command_text(), flags=flags),
         command=command_words(),
         machine=describe_machine(),
         versions=package_versions(),

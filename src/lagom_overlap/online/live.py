@@ -16,6 +16,7 @@ _log = logging.getLogger(__name__)
 class TuningEvent:
     """A change of what online tuning does, after training step `step` (counted from 1 since the tuner was made).
 
+    A step that failed counts, too; 0 is before the first step, where a tuner takes no part.
     `state` is one of `SwitchState`, `words` the same for people, `reason` why, `num_settings` how many call sites are
     set to something.
     """
@@ -35,17 +36,15 @@ class Announcer:
 
     def __init__(self, on_event: OnEvent) -> None:
         self._on_event: OnEvent | None = on_event
-        self._num_steps = 0
         self._last: tuple[str, str, int] | None = None
 
-    def after_step(self, state: str, words: str, reason: str, num_settings: int) -> None:
-        """Counts a step, and tells of it if anything differs from the last."""
-        self._num_steps += 1
+    def after_step(self, step: int, state: str, words: str, reason: str, num_settings: int) -> None:
+        """Tells of a step if anything differs from the last."""
         now = (state, reason, num_settings)
         if now == self._last or self._on_event is None:
             return
         self._last = now
-        event = TuningEvent(step=self._num_steps, state=state, words=words, reason=reason, num_settings=num_settings)
+        event = TuningEvent(step=step, state=state, words=words, reason=reason, num_settings=num_settings)
         try:
             self._on_event(event)
         except Exception as error:  # whatever the listener does, training goes on

@@ -126,6 +126,7 @@ class OnlineTuner:
             from lagom_overlap.online import live  # noqa: PLC0415
 
             self._announcer = live.Announcer(on_event)
+        self._off_reason = ""
         self._rank = 0
         self._pid = os.getpid()
         self._engine = ""
@@ -134,6 +135,7 @@ class OnlineTuner:
         self._world_size, self._rank = dist.get_world_size(), dist.get_rank()
         if self._world_size == 1:
             _log.info("online tuning: one rank has no collectives to tune")
+            self._take_no_part("one rank has no collectives to tune")
             return
         name = str(next(_instances))
         store = store_of(name, chosen.timeout_s)
@@ -156,6 +158,7 @@ class OnlineTuner:
         )
         if why := self._why_off(exchange, enabled=enabled):
             self._refuse(exchange, why)
+            self._take_no_part(f"rank {self._rank}: it {why}")
             return
         if self._rank == 0 and (warning := chosen.budget_warning):
             _log.warning("online tuning: %s", warning)
@@ -198,11 +201,16 @@ class OnlineTuner:
     @property
     def reason(self) -> str:
         """Why, in words: the trial under way, the verdict, or what ended the tuning."""
-        return self._member.plan.reason if self._member is not None else "not enabled"
+        return self._member.plan.reason if self._member is not None else self._off_reason
 
-    def _announce(self, announcer: "Announcer") -> None:
-        state = self.state
-        announcer.after_step(state, state.words, self.reason, len(self.settings))
+    def _take_no_part(self, reason: str) -> None:
+        self._off_reason = reason
+        self._announce()
+
+    def _announce(self) -> None:
+        if self._announcer is not None:
+            state = self.state
+            self._announcer.after_step(self.num_steps, state, state.words, self.reason, len(self.settings))
 
     @property
     def settings(self) -> tuple[SiteSetting, ...]:
@@ -403,10 +411,9 @@ class _Step(contextlib.AbstractContextManager[None]):
         try:
             if kind is None:
                 self._member.end_step()
-                if self._tuner._announcer is not None:
-                    self._tuner._announce(self._tuner._announcer)
             else:
                 self._member.fail_step(f"its step ended with {kind.__name__}")
+            self._tuner._announce()
         finally:
             self._tuner._is_in_step = False
 

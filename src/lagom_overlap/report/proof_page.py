@@ -1,4 +1,4 @@
-"""The one page of a proof, and its writer: proof.json and proof.html in the run's folder."""
+"""The one page of a proof, and its writer and reader: proof.json and report.html in the run's folder."""
 
 import shlex
 from math import isfinite
@@ -7,14 +7,16 @@ from typing import Final
 
 import msgspec
 
-from lagom_overlap.record import write_private
+from lagom_overlap.errors import BundleError, in_words
+from lagom_overlap.record import read_regular, write_private
 from lagom_overlap.report.render import render
 from lagom_overlap.results.base import encoded
-from lagom_overlap.results.proof import ProofResult
+from lagom_overlap.results.proof import ProofDecision, ProofResult
 from lagom_overlap.units import format_percent, format_seconds
 
 PROOF_NAME: Final = "proof.json"
-PAGE_NAME: Final = "proof.html"
+PAGE_NAME: Final = "report.html"
+_MAX_BYTES: Final = 1 << 24
 
 
 def write_proof(folder: Path, result: ProofResult) -> None:
@@ -25,6 +27,32 @@ def write_proof(folder: Path, result: ProofResult) -> None:
     """
     write_private(folder / PROOF_NAME, msgspec.json.format(encoded(result), indent=2) + b"\n")
     write_private(folder / PAGE_NAME, render_proof(result).encode())
+
+
+class SavedProof(msgspec.Struct, frozen=True, kw_only=True):
+    """What proof.json says in words: see `ProofResult`."""
+
+    subject: str
+    decision: ProofDecision
+    reason: str
+    next_line: str
+
+
+def read_proof(run: Path) -> SavedProof | None:
+    """The proof in the folder of a run; None where nothing was proven.
+
+    Raises:
+        BundleError: if it cannot be read or is damaged.
+    """
+    path = run / PROOF_NAME
+    if not path.is_file():
+        return None
+    try:
+        return msgspec.json.decode(read_regular(path, _MAX_BYTES), type=SavedProof)
+    except OSError as error:
+        raise BundleError(f"{str(path)!r} cannot be read: {error.strerror}") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise BundleError(f"{str(path)!r} is damaged: {in_words(str(error))}") from None
 
 
 def render_proof(result: ProofResult) -> str:

@@ -97,15 +97,20 @@ def decision_of(judgement: Judgement | None) -> ProofDecision:
             return ProofDecision.UNDECIDED
 
 
-def next_line(decision: ProofDecision, subject: str, command: str, *, more: str = "") -> str:
-    """The line to type after a proof of `subject`, in the shell's words; `more` are flags that make it longer."""
-    again = f"lagom run --prove {subject} {more}".strip()
+def next_line(decision: ProofDecision, subject: str, command: str, *, flags: str = "", is_longest: bool = False) -> str:
+    """The line to type after a proof of `subject`, in the shell's words.
+
+    `flags` make the next proof longer; `is_longest`: this one had as many pairs as there can be, so only more steps in
+    each would tell more.
+    """
+    again = f"lagom run --prove {subject} {flags}".strip()
     match decision:
         case ProofDecision.ADOPT:
             return f"lagom run --config {subject} -- {command}"
         case ProofDecision.UNDECIDED:
-            return f"{again} -- {command}" if more else f"{again} -- {command}   (with more steps)"
-        case ProofDecision.NO_DIFFERENCE if more:
+            needs_steps = is_longest or not flags
+            return f"{again} -- {command}{'   (with more steps)' if needs_steps else ''}"
+        case ProofDecision.NO_DIFFERENCE if flags and not is_longest:
             return f"{command}   (as it is; closer limits: {again} -- ...)"
         case _:
             return f"{command}   (as it is, without {subject})"

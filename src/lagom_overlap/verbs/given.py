@@ -70,6 +70,14 @@ def _folder(path: Path) -> Given:
         case RunKind.PLAN:
             return Given(GivenKind.PLAN, path / PLAN_NAME)
         case RunKind.RUN:
+            # Not at the top: a launch that is given settings needs no page.
+            from lagom_overlap.report.proof_page import read_proof  # noqa: PLC0415
+
+            if (proof := read_proof(path)) is not None:
+                raise JobError(
+                    f"{str(path)!r} is a proof, which sets nothing; give what it proves: {proof.subject} "
+                    f"({proof.decision})"
+                )
             raise JobError(
                 f"{str(path)!r} is a run that saved no settings: it was not tuned, or ended before its verdict; "
                 "lagom run --online for more steps saves them"

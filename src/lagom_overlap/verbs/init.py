@@ -144,7 +144,7 @@ def _of_script(request: InitRequest, facts: ScriptFacts) -> InitResult:
     models = [(found, told) for told in facts.models if (found := _known_model(str(told.value))) is not None]
     model = models[0][0] if models else None
     lines = [
-        f"# Written by lagom init from {_safe(source.name)}, which was read, not run. All keys: docs/formats.md.",
+        f"# Written by lagom init from {_safe(source.name)}, which was read, not run. All keys: lagom docs formats.",
         f"# Lines with {FILL_IN!r} are what it does not say.",
         "",
         "[job]",
@@ -279,7 +279,7 @@ def _of_trace(request: InitRequest) -> InitResult:
     if len(largest) > _MOST:
         told.append(f"and {len(largest) - _MOST} more kinds of calls (lagom analyze shows them)")
     lines = [
-        f"# Written by lagom init from {_safe(Path(request.source).name)}. All keys: docs/formats.md.",
+        f"# Written by lagom init from {_safe(Path(request.source).name)}. All keys: lagom docs formats.",
         *(f"#   {_safe_words(line)}" for line in told),
         "# Groups and model come from the trace; of this file [tune], [cluster] and [cost] count.",
         "",

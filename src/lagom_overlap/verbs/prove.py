@@ -16,7 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from lagom_overlap.errors import JobError
+from lagom_overlap.errors import JobError, LagomError
 from lagom_overlap.interrupts import received
 from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
 from lagom_overlap.record import describe_machine, package_versions, utc_now
@@ -25,9 +25,10 @@ from lagom_overlap.results.proof import ProofDecision, ProofResult, ProofWay, de
 from lagom_overlap.results.step_times import SETTLE, read_step_times
 from lagom_overlap.tuners.sequential import ALPHA, Decision, Judgement, pairs_of_large_bet, proven_pairs
 from lagom_overlap.units import format_seconds
-from lagom_overlap.verbs.given import Given, given
+from lagom_overlap.verbs.given import Given, GivenKind, given
 from lagom_overlap.verbs.run import (
     PART_VARIABLE,
+    TABLE_VARIABLE,
     LaunchRequest,
     PreparedLaunch,
     RunMode,
@@ -78,12 +79,14 @@ def prove_by_restarts(
     say: Callable[[str], None],
     run: Runner | None = None,
 ) -> tuple[ProofResult, Path]:
-    """Runs the pairs, writes proof.json and proof.html, and returns the result and the folder.
+    """Runs the pairs, writes proof.json and report.html, and returns the result and the folder.
 
-    Ctrl-C or SIGTERM ends the run under way and the proof, which then says what the pairs so far show.
+    Ctrl-C or SIGTERM ends the run under way and the proof, which then says what the pairs so far show; so does a run
+    that fails once there is a whole pair.
 
     Raises:
-        LagomError: if something cannot be started, or a run without what is proven fails or shows no steps.
+        LagomError: if something cannot be started, or a run without what is proven fails or shows no steps, before the
+            first pair is whole.
     """
     if is_one_of_several(environment) or nodes_named(request.command, environment) > 1:
         raise JobError(
@@ -96,24 +99,40 @@ def prove_by_restarts(
     asked = {"command": request.command, "mode": RunMode.PROVE, "config": found.path, "restarts": most_pairs}
     folder.write(RunRecord.now(RunKind.RUN, seed=0, request=asked))
     environment = {**environment, PART_VARIABLE: "1"}
-    pairs, reason, is_refuted = _Pairs(), "", False
-    try:
-        for number in range(most_pairs):
-            for arm in _order(number):
-                say(f"pair {number + 1} of at most {most_pairs}: {arm}")
-                single = _request_of(request, found, arm, folder.path / f"{number + 1:02d}-{arm}")
-                reason, is_refuted = _ran(single, arm, environment, pairs, run or _to_its_end)
-                if reason:
-                    break
-            judgement = pairs.judgement(most_pairs)
-            if reason or (judgement is not None and judgement.decision is not Decision.OPEN):
-                break
-            say(_so_far(pairs))
-    except KeyboardInterrupt:
-        reason = f"ended by a signal after {pairs.num} whole pairs"
-    result = _result(request, found, pairs, most_pairs, reason, is_refuted=is_refuted)
+    if environment.get(TABLE_VARIABLE):
+        if found.kind in (GivenKind.PLAN, GivenKind.ENVIRONMENT):
+            say(f"{TABLE_VARIABLE} of the environment decides in both arms")
+        else:
+            environment[TABLE_VARIABLE] = ""
+            say(f"{TABLE_VARIABLE} of the environment is left out: the default arm runs untouched")
+    runs = _Runs(request, found, folder.path, environment, say, run or _to_its_end)
+    reason, is_refuted = _run_pairs(runs, most_pairs)
+    result = _result(request, found, runs.pairs, most_pairs, reason, is_refuted=is_refuted)
     write_proof(folder.path, result)
     return result, folder.path
+
+
+def _run_pairs(runs: "_Runs", most_pairs: int) -> tuple[str, bool]:
+    """Runs pairs until they decide; what ended them before, if anything, and whether that refutes what is proven."""
+    pairs = runs.pairs
+    try:
+        for number in range(most_pairs):
+            runs.pair(number, most_pairs)
+            judgement = pairs.judgement(most_pairs)
+            if judgement is not None and judgement.decision is not Decision.OPEN:
+                break
+            runs.say(_so_far(pairs))
+    except KeyboardInterrupt:
+        return f"ended by a signal after {pairs.num} whole pairs", False
+    except _ConfiguredFailed as failure:
+        # A node may fail under either arm: only what never ran well, where the default did, is refuted.
+        is_refuted = not pairs.times_s[CONFIGURED]
+        return (str(failure) if is_refuted else f"{failure}, after {pairs.num} whole pairs"), is_refuted
+    except (LagomError, OSError) as error:
+        if not pairs.num:
+            raise
+        return f"{error}, after {pairs.num} whole pairs", False
+    return "", False
 
 
 def _order(number: int) -> list[str]:
@@ -123,33 +142,60 @@ def _order(number: int) -> list[str]:
     return arms
 
 
-def _request_of(request: LaunchRequest, found: Given, arm: str, out: Path) -> LaunchRequest:
-    if arm == DEFAULT:
-        return replace(request, mode=RunMode.PLANNED, config=None, out=out)
-    return replace(request, mode=RunMode.FIXED, config=found.path, out=out)
+class _ConfiguredFailed(Exception):  # noqa: N818 - it says how the job ended
+    """A run with what is proven did not end well, in words."""
 
 
-def _ran(
-    request: LaunchRequest, arm: str, environment: Mapping[str, str], pairs: _Pairs, run: Runner
-) -> tuple[str, bool]:
-    """Runs one; why the proof ends here (empty: it goes on), and whether that speaks against what is proven."""
-    launch = prepare(request, environment)
-    code = run(launch)
-    assert launch.folder is not None, "only a disabled launch has none"
-    if code:
-        words = f"the job ended with exit code {code} {'with it' if arm == CONFIGURED else 'as it is'}"
-        if arm == DEFAULT:
-            raise JobError(f"nothing can be proven: {words} (files in {launch.folder})")
-        return words, bool(pairs.times_s[DEFAULT])
-    times = read_step_times(launch.folder)
-    if times is None or times.median_s is None:
-        raise JobError(f"nothing can be proven: no step of a run was timed, see its lines above ({launch.folder})")
-    if len(times.settled_s) < LEAST_STEPS:
-        raise JobError(
-            f"nothing can be proven: a run has {times.num_steps} steps, at least {SETTLE + LEAST_STEPS + 1} are needed"
-        )
-    pairs.times_s[arm].append(times.median_s)
-    return "", False
+@dataclass(slots=True)
+class _Runs:
+    """The runs of a proof, each in a folder of its own below `folder`. Their warnings are said once."""
+
+    request: LaunchRequest
+    found: Given
+    folder: Path
+    environment: Mapping[str, str]
+    say: Callable[[str], None]
+    run: Runner
+    pairs: _Pairs = field(default_factory=_Pairs)
+    warned: set[str] = field(default_factory=set)
+
+    def pair(self, number: int, most_pairs: int) -> None:
+        """Runs both arms and keeps their times.
+
+        Raises:
+            _ConfiguredFailed: if the job ended with an error with what is proven, and ran without it.
+            LagomError: if a run cannot be started, or proves nothing.
+        """
+        failure: _ConfiguredFailed | None = None
+        for arm in _order(number):
+            if failure is not None and self.pairs.times_s[DEFAULT]:
+                break
+            self.say(f"pair {number + 1} of at most {most_pairs}: {arm}")
+            try:
+                self._run_arm(arm, self.folder / f"{number + 1:02d}-{arm}")
+            except _ConfiguredFailed as error:
+                failure = error  # whether the job itself is at fault, only a run of the default tells
+        if failure is not None:
+            raise failure
+
+    def _run_arm(self, arm: str, out: Path) -> None:
+        is_default = arm == DEFAULT
+        mode, config = (RunMode.PLANNED, None) if is_default else (RunMode.FIXED, self.found.path)
+        launch = prepare(replace(self.request, mode=mode, config=config, out=out), self.environment)
+        for warning in launch.warnings:
+            if warning not in self.warned:
+                self.warned.add(warning)
+                self.say(warning)
+        if code := self.run(launch):
+            words = f"the job ended with exit code {code} {'as it is' if is_default else 'with it'}"
+            raise (JobError if is_default else _ConfiguredFailed)(f"{words} (files in {launch.folder})")
+        assert launch.folder is not None, "only a disabled launch has none"
+        times = read_step_times(launch.folder)
+        if times is None or times.median_s is None:
+            raise JobError(f"no step of a run was timed, see its lines above ({launch.folder})")
+        if len(times.settled_s) < LEAST_STEPS:
+            raise JobError(f"a run has {times.num_steps} steps, at least {SETTLE + LEAST_STEPS + 1} are needed")
+        self.pairs.times_s[arm].append(times.median_s)
 
 
 def _to_its_end(launch: PreparedLaunch) -> int:
@@ -189,7 +235,11 @@ def _result(
         configured_s=tuple(pairs.times_s[CONFIGURED][: pairs.num]),
         steps_per_block=None,
         next_line=next_line(
-            decision, shlex.quote(subject), command, more=f"--restarts {min(2 * most_pairs, MOST_PAIRS)}"
+            decision,
+            shlex.quote(subject),
+            command,
+            flags=f"--restarts {min(2 * most_pairs, MOST_PAIRS)}",
+            is_longest=most_pairs == MOST_PAIRS,
         ),
         command=request.command,
         machine=describe_machine(),

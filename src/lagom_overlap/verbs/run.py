@@ -61,6 +61,7 @@ PLAN_VARIABLE: Final = "LAGOM_RUN_PLAN"
 PLAN_CHECKSUM_VARIABLE: Final = "LAGOM_RUN_PLAN_CHECKSUM"
 PART_VARIABLE: Final = "LAGOM_RUN_PART"
 """Set in each run of a proof by restarts, which says at its own end what came of them."""
+TABLE_VARIABLE: Final = "LAGOM_TABLE"
 PLAN_SETTINGS_NAME: Final = "fsdp2.json"
 """What the ranks read of a plan, in the run's folder."""
 RECORD_NAME: Final = "record.%r.bin"
@@ -70,8 +71,11 @@ _PROFILER_NAME: Final = "libnccl-profiler.so"
 QUIET_KINETO: Final = "6"
 """Above every level of the profiler's log: it greets on stderr each time that a step is sampled."""
 _MOST_COMMAND: Final = 4096
-_SIZE_VARIABLES: Final = ("SLURM_NTASKS", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-"""How many tasks a launcher started, each of which runs `lagom run`."""
+_SIZE_VARIABLES: Final = ("SLURM_STEP_NUM_TASKS", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+"""How many tasks a launcher started, each of which runs `lagom run`.
+
+Slurm sets SLURM_NTASKS in a batch script and under salloc, too, where one process runs. A step's number is of srun.
+"""
 
 
 class RunMode(StrEnum):
@@ -172,6 +176,9 @@ def prepare(request: LaunchRequest, environment: Mapping[str, str]) -> PreparedL
     prepared, seen = dict(environment), with_conf_files(environment)
     warnings = [f"{conflict.variable}={conflict.value}: {conflict.why}" for conflict in conflicts(seen)]
     warnings += [f"--config: {note}" for note in fixed.notes] if fixed is not None else []
+    if request.mode in (RunMode.ONLINE, RunMode.PROVE) and environment.get(TABLE_VARIABLE):
+        prepared[TABLE_VARIABLE] = ""
+        warnings.append(f"{TABLE_VARIABLE} of the environment is left out: the job begins untouched")
     if library is None:
         warnings.append(missing)
     else:
@@ -405,11 +412,9 @@ def _plugin_variables(mode: RunMode, library: Path, folder: Path, environment: M
     if before and "LAGOM_CHAIN_TUNER" not in environment and Path(before).name != library.name:
         found["LAGOM_CHAIN_TUNER"] = before
     if mode is RunMode.FIXED:
-        found["LAGOM_TABLE"] = str(folder / FILE_NAME)
+        found[TABLE_VARIABLE] = str(folder / FILE_NAME)
     else:
         found["LAGOM_RECORD"] = str(folder / RECORD_NAME)
-    if mode is RunMode.ONLINE and environment.get("LAGOM_TABLE"):
-        found["LAGOM_TABLE"] = ""  # tuning starts from the untouched job
     return found
 
 

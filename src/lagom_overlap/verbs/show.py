@@ -3,6 +3,7 @@
 import shlex
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from lagom_overlap.jobfile.variants import JobVariants
 from lagom_overlap.nccl_plugin import table_layout
 from lagom_overlap.nccl_plugin.table_reader import read_table
 from lagom_overlap.record import read_regular, starts_with
+from lagom_overlap.report.proof_page import read_proof
 from lagom_overlap.report.tune.words import config_text
 from lagom_overlap.results.listing import ShowResult
 from lagom_overlap.toml_tables import parse_toml
@@ -47,11 +49,11 @@ def run_show(path: Path) -> ShowResult:
         LagomError: if it is missing, damaged, or nothing of ours.
     """
     if path.is_dir():
-        return _run(path)
+        return _proof(path)
     if not path.is_file():
         raise JobError(f"{str(path)!r} {'is no regular file' if path.exists() else 'does not exist'}; give {_FORMS}")
     if path.name == RECORD:
-        return _run(path.parent)
+        return _proof(path.parent)
     if starts_with(path, _MAGIC):
         return _table(path)
     if path.suffix == ".toml":
@@ -71,6 +73,15 @@ def _head(path: Path) -> bytes:
             return file.read(_HEAD)
     except OSError as error:
         raise JobError(f"{str(path)!r} cannot be read: {error.strerror}") from None
+
+
+def _proof(path: Path) -> ShowResult:
+    """A run, and first of all what was proven there, if anything was."""
+    run, proof = _run(path), read_proof(path)
+    if proof is None:
+        return run
+    said = (f"decision: {proof.decision}", f"why: {proof.reason}", *run.said)
+    return replace(run, what=f"a proof of {proof.subject}", said=said, next=f"Next: {proof.next_line}")
 
 
 def _run(path: Path) -> ShowResult:

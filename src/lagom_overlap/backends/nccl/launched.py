@@ -23,15 +23,16 @@ class RankPlace:
 def read_launched(environment: Mapping[str, str] = os.environ) -> RankPlace | None:
     """The place of this process; None if no launcher started it.
 
-    torchrun: RANK, WORLD_SIZE, LOCAL_RANK. srun: SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, inside a step of several
-    tasks; MASTER_ADDR and MASTER_PORT must then be set, as for any PyTorch job under srun.
+    torchrun: RANK, WORLD_SIZE, LOCAL_RANK. srun: SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID, inside a step of
+    several tasks (SLURM_NTASKS is set in a batch script, too, which is one process); MASTER_ADDR and MASTER_PORT must
+    then be set, as for any PyTorch job under srun.
 
     Raises:
         BackendError: if a variable is no whole number, or the address of rank 0 is not set.
     """
     for rank, size, local in (
         ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
-        ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+        ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
     ):
         if rank in environment and size in environment:
             place = RankPlace(
