@@ -50,15 +50,14 @@ check: venv
 test: venv
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(MAKE) --no-print-directory --jobs 3 types tests-with-ranks tests
-	$(MAKE) --no-print-directory docs
+	$(MAKE) --no-print-directory --jobs 3 types tests-with-ranks tests docs
 
 # Strict: a link to what is not there, an anchor that no page has, a page that no menu shows end the build.
 DOCS_VENV := .venv-docs
 
 $(DOCS_VENV)/.installed: constraints-docs.txt
 	$(PYTHON) -m venv $(DOCS_VENV)
-	$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement $<
+	$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps --require-hashes --requirement $<
 	@touch $@
 
 docs: export NO_MKDOCS_2_WARNING = 1
@@ -72,7 +71,7 @@ WHEEL_VENV := .venv-wheel
 
 $(WHEEL_VENV)/.installed: constraints-wheel.txt
 	$(PYTHON) -m venv $(WHEEL_VENV)
-	$(WHEEL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement $<
+	$(WHEEL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps --require-hashes --requirement $<
 	@touch $@
 
 wheel: venv $(WHEEL_VENV)/.installed
