@@ -196,7 +196,7 @@ def test_a_rank_that_fails_before_it_meets_the_others_decides_by_no_table(nccl, 
     assert channels(comm) == 0
 
 
-@pytest.mark.parametrize(("size", "said"), [(64, ""), (8, "a row for none of the job's 2 collectives"), (0, "no call")])
+@pytest.mark.parametrize(("size", "said"), [(64, ""), (8, "a row for none of rank 0's 2 collectives"), (0, "no call")])
 def test_a_table_that_fits_nothing_the_job_calls_is_said_once(nccl, monkeypatch, capsys, size, said):
     monkeypatch.setattr(launch_fixed, "carved_out", lambda environment, rank: None)
     comm = nccl.comm()
@@ -213,6 +213,26 @@ def test_a_table_that_fits_nothing_the_job_calls_is_said_once(nccl, monkeypatch,
     err = capsys.readouterr().err
     assert said in err
     assert err.count("\n") == bool(said)
+
+
+@pytest.mark.parametrize(("is_pipelined", "later"), [(False, 8), (True, 8), (False, 64)])
+def test_what_rank_0_matches_says_nothing_of_other_stages_nor_of_later_calls(nccl, monkeypatch, is_pipelined, later):
+    monkeypatch.setattr(launch_fixed, "carved_out", lambda environment, rank: None)
+    monkeypatch.setattr(launch_fixed, "is_pipelined", lambda: is_pipelined)
+    comm = nccl.comm()
+    marking = begin_fixed({"NCCL_TUNER_PLUGIN": os.environ["NCCL_TUNER_PLUGIN"], "RANK": "0"})
+    for _ in range(4):
+        marking.on_step()
+        comm.run(AR, 8 * MIB)
+    comm.run(AR, later * MIB)
+    marking.close()
+    ending = marking.conclusion()
+    if later == 64:
+        assert (marking.why_void(), ending.found) == ("", "1 of 5 calls that NCCL asked about were set")
+    else:
+        assert ending.found == "nothing was set on rank 0"
+        assert ("other stages" in ending.why) is is_pipelined
+        assert bool(marking.why_void()) is not is_pipelined
 
 
 def test_without_a_table_nothing_waits_for_them(monkeypatch):

@@ -11,12 +11,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "trace"))
 from kineto_traces import KinetoFile
 
 from lagom_overlap.cli import main
-from lagom_overlap.collective import CollectiveKind, CommConfig
+from lagom_overlap.collective import CollectiveKind, CommConfig, ConfigTable
 from lagom_overlap.collective.sites import CallType, Site, SiteSetting
 from lagom_overlap.export.saved import SavedSettings, write_saved
 from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
+from lagom_overlap.nccl_plugin.table_writer import encode_table, write_table
 from lagom_overlap.results.step_times import RunSteps, write_step_times
 from lagom_overlap.verbs.diff import ratio_interval, run_diff
+from lagom_overlap.verbs.run import provable
 
 
 def run_folder(
@@ -96,14 +98,53 @@ def test_figures_of_any_verb_are_compared_but_not_the_time_that_we_took(tmp_path
     assert found.settings == ()
 
 
-def test_the_command_line_ends_with_three_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+FSDP2_PLAN = """
+[plan]
+version = 2
+planner = "fsdp2"
+graph = "0"
+num_ranks = 2
+carrier = "fsdp2"
+[fsdp2]
+units = ["0", "1"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "line"),
+    [
+        ("try.env", "NCCL_ALGO=Ring\n", "lagom run --prove {} -- COMMAND   (by restarts of the job)"),
+        ("plan.toml", FSDP2_PLAN, "lagom run --prove {} -- COMMAND   (by restarts of the job)"),
+        ("plan.toml", FSDP2_PLAN.partition("carrier")[0], "lagom run --online -- COMMAND   (neither run left settings"),
+        ("gone.env", "", "lagom run --online -- COMMAND   (neither run left settings"),
+    ],
+)
+def test_the_line_to_type_is_one_that_prove_takes(tmp_path: Path, name: str, content: str, line: str) -> None:
+    config = tmp_path / name
+    if content:
+        config.write_text(content)
+    one = run_folder(tmp_path / "a", noisy(0.1, 1), mode="observe")
+    two = run_folder(tmp_path / "b", noisy(0.1, 1), mode="fixed", config=config)
+    assert run_diff(one, two).conclusion.next_line.startswith(line.format(config))
+
+
+def test_a_table_that_sets_nothing_is_not_offered_to_a_proof(tmp_path: Path) -> None:
+    write_table(tmp_path / "lagom_table.bin", encode_table(ConfigTable({}), generation=1, communicators=[]).data)
+    assert provable(tmp_path / "lagom_table.bin") is None
+
+
+def test_the_command_line_ends_with_three_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     one = run_folder(tmp_path / "a", noisy(0.1, 1), mode="observe")
     two = run_folder(tmp_path / "b", noisy(0.1, 1), mode="fixed", config="lagom.json")
+    (run_folder(tmp_path / "c", channels=4) / "settings.json").rename("lagom.json")
     assert main(["diff", str(one), str(two)]) == 0
     said = capsys.readouterr().out.splitlines()
     assert [line.partition(":")[0] for line in said[-3:]] == ["result", "why", "next"]
     assert said[-3] == "result: the runs are not measurably different"
-    assert "lagom run --prove lagom.json" in said[-1]
+    assert said[-1].endswith("lagom run --prove lagom.json -- COMMAND   (in turns in one job)")
     assert main(["diff", str(one), str(two), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["conclusion"]["found"] == "the runs are not measurably different"
 

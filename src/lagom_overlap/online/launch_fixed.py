@@ -20,6 +20,7 @@ from lagom_overlap.online.conclusions import command_text
 from lagom_overlap.online.device import engine_in_use
 from lagom_overlap.online.events import rank_of
 from lagom_overlap.online.guest import say
+from lagom_overlap.online.launch_steps import is_pipelined
 from lagom_overlap.online.options import OnlineOptions
 from lagom_overlap.online.ranks.exchange import StoreLost
 from lagom_overlap.online.routes.carve_out import open_compute_route
@@ -47,7 +48,8 @@ class Fixed:
         self._plugin = plugin
         self._is_first, self._num_steps = rank_of(environment) == 0, 0
         self._is_said = False
-        self._refused = ""
+        self._refused = self._misfit = ""
+        self._is_pipelined = False
         self._config = environment.get(CONFIG_VARIABLE, "")
         self._counts = (0, 0)
         if self._plugin is None:
@@ -79,16 +81,20 @@ class Fixed:
         return ()
 
     def why_void(self) -> str:
-        """Why nothing was set."""
-        return self._refused
+        """Why nothing was set, as far as rank 0 can tell: another stage of a pipeline has other calls."""
+        is_misfit = not self._counts[1] and not self._is_pipelined
+        return self._refused or (self._misfit if is_misfit else "")
 
     def conclusion(self) -> Conclusion:
         """What of the table met a call."""
         command, config = command_text(), shlex.quote(self._config)
         num_asked, num_matched = self._counts
-        if self._refused or not num_matched:
-            why = self._refused or "the job made no step"
-            return Conclusion("nothing was set", why, f"lagom run --observe -- {command}")
+        if self._refused:
+            return Conclusion("nothing was set", self._refused, f"lagom run --observe -- {command}")
+        if not num_matched:
+            why = self._misfit or "the job made no step"
+            why += "; the other stages of its pipeline have calls of their own" if self._is_pipelined else ""
+            return Conclusion("nothing was set on rank 0", why, f"lagom run --observe -- {command}")
         found = f"{num_matched} of {num_asked} calls that NCCL asked about were set"
         return Conclusion(found, f"their call sites are in {config}", f"lagom run --prove {config} -- {command}")
 
@@ -107,13 +113,19 @@ class Fixed:
             return
         num_asked, num_matched = self._plugin.counts()
         if not num_asked:
-            self._say("NCCL asked the plug-in about no call: nothing that a table can set was called")
+            self._misfit = "NCCL asked the plug-in about no call of rank 0: nothing that a table can set was called"
         elif not num_matched:
-            self._say(f"its table has a row for none of the job's {num_asked} collectives so far: nothing is set")
+            self._misfit = f"its table has a row for none of rank 0's {num_asked} collectives so far: nothing is set"
         self._is_said = True
+        if self._misfit:
+            self._is_pipelined = is_pipelined()
+            self._tell(self._misfit)
 
     def _say(self, why: str) -> None:
         self._is_said, self._refused = True, why
+        self._tell(why)
+
+    def _tell(self, why: str) -> None:
         if self._is_first:
             say([f"--config is not applied: {why}"])
 

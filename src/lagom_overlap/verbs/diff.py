@@ -30,6 +30,8 @@ from lagom_overlap.results.step_times import read_step_times
 from lagom_overlap.toml_tables import parse_toml
 from lagom_overlap.units import format_bytes, format_percent
 from lagom_overlap.verbs.export import MAX_CONFIGS_BYTES
+from lagom_overlap.verbs.given import GivenKind
+from lagom_overlap.verbs.run import provable
 from lagom_overlap.verbs.saved_runs import figures
 
 _NUM_RESAMPLES: Final = 2000
@@ -209,10 +211,12 @@ def _conclusion(
 
 
 def _proof_line(*sides: _Side) -> str:
-    """What measures the two in turns in one job: the first side that leaves something to prove."""
+    """What proves the settings of a run against the default: the first side that leaves some which can be proven."""
     for side in sides:
-        if any(name in side.run.files for name in _TOML) or side.has_settings:
-            return f"lagom run --prove {shlex.quote(str(side.run.path))} -- COMMAND   (in turns in one job)"
-        if config := side.settings.get("request.config"):
-            return f"lagom run --prove {shlex.quote(config)} -- COMMAND   (in turns in one job)"
-    return "lagom run --online -- COMMAND   (nothing was set in either run)"
+        has_some = any(name in side.run.files for name in _TOML) or side.has_settings
+        config = side.settings.get("request.config")
+        for subject in ([side.run.path] if has_some else []) + ([Path(config)] if config else []):
+            if (kind := provable(subject)) is not None:
+                words = "in turns in one job" if kind is GivenKind.SETTINGS else "by restarts of the job"
+                return f"lagom run --prove {shlex.quote(str(subject))} -- COMMAND   ({words})"
+    return "lagom run --online -- COMMAND   (neither run left settings that can be proven)"

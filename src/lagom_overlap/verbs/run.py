@@ -30,7 +30,7 @@ from typing import Final
 import msgspec
 
 import lagom_overlap
-from lagom_overlap.errors import JobError, MissingDependencyError, OutputError
+from lagom_overlap.errors import JobError, LagomError, MissingDependencyError, OutputError
 from lagom_overlap.export.deployment import Deployment
 from lagom_overlap.export.env_file import CARVE_OUT_VARIABLE
 from lagom_overlap.export.plugin_table import CHECKSUM_VARIABLE, FILE_NAME, checksum_of, plugin_table
@@ -403,6 +403,20 @@ def _fixed(found: Given) -> _Fixed:
             data = read_regular(path, MAX_TABLE_BYTES)
             decode_table(data)
             return _Fixed(table=data)
+
+
+def provable(path: Path) -> GivenKind | None:
+    """What a file or folder is to `lagom run --prove`; None where it is refused, or sets nothing."""
+    try:
+        found = given(path)
+        if found.kind is GivenKind.SETTINGS:
+            _check_saved(found, RunMode.PROVE)
+            return found.kind
+        fixed = _fixed(found)
+    except LagomError:
+        return None
+    sets_nothing = fixed.table is not None and not decode_table(fixed.table).decisions and fixed.sm_carveout is None
+    return None if sets_nothing else found.kind
 
 
 def _plugin_variables(mode: RunMode, library: Path, folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
