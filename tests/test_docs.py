@@ -77,7 +77,7 @@ def test_every_page_is_in_the_site_s_navigation():
 
 
 def _named_paths(text: str) -> list[str]:
-    """Names with a slash in backticks that are Python files, or whose first part is a folder of ours, made by no build."""
+    """Names with a slash in backticks of Python files, or whose first part is a folder of ours, made by no build."""
     folders = {path.name for path in [*PACKAGE.iterdir(), *ROOT.iterdir()] if path.is_dir()} - {"build"}
     named = re.findall(r"`((?:[\w.-]+/)+[\w.-]+)`", text)
     return [name for name in named if name.endswith(".py") or name.split("/")[0] in folders]

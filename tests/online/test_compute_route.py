@@ -85,7 +85,7 @@ class Runnable(BothSidesRoute):
 def both_sides(options: OnlineOptions):
     space = LaunchSpace(sm_carveouts=(0, 4, 8), scope=LaunchScope.STEP)
 
-    def make(problems: Problems, warm: object) -> Study:
+    def make(problems: Problems, warm: object, num_windows: int) -> Study:
         from dataclasses import replace
 
         mine = tuple(replace(problem, launches=space) for problem in problems)
