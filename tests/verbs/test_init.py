@@ -9,7 +9,7 @@ import pytest
 
 from lagom_overlap.cli import main
 from lagom_overlap.jobfile.job import Job
-from lagom_overlap.verbs.init import model_table
+from lagom_overlap.verbs.init_config import model_table
 from lagom_overlap.workload.models import load_model
 
 # meta-llama/Llama-3.2-1B, Qwen/Qwen3-30B-A3B, mistralai/Mixtral-8x7B-v0.1: config.json as published.

@@ -1,9 +1,7 @@
 """`lagom init SOURCE`: a commented job file, from a model's name, a `config.json`, a model file, a script or a trace.
 
 A training script is read as text (`init_script.py`); what it does not say, the job file leaves to be filled in. Of a
-profiler's trace, ranks, groups and collectives are told, and the job is one for `lagom tune --from-trace`. Of a
-`config.json` the shapes are taken that decide what a step costs; what is not known here is refused, never guessed.
-Keys and their meaning: transformers' configuration classes of the model types below.
+profiler's trace, ranks, groups and collectives are told, and the job is one for `lagom tune --from-trace`.
 """
 
 import re
@@ -14,7 +12,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, NamedTuple, TypeVar
 
-import msgspec
 import tomli_w
 
 from lagom_overlap.analysis.findings import analyse
@@ -22,24 +19,21 @@ from lagom_overlap.analysis.trace_gpu import cluster_of_trace
 from lagom_overlap.errors import JobError, LagomError, OutputError
 from lagom_overlap.hardware import Cluster
 from lagom_overlap.jobfile.memory import check_memory
-from lagom_overlap.jobfile.spec import MAX_JOB_BYTES, ClusterTable, moved, parse_job
+from lagom_overlap.jobfile.spec import ClusterTable, moved, parse_job
 from lagom_overlap.jobfile.step import SEQ_LEN, JobStep, cluster_of, job_step, stated_cluster
-from lagom_overlap.record import read_regular, write_private
-from lagom_overlap.toml_tables import from_table
+from lagom_overlap.record import write_private
 from lagom_overlap.trace.files import distinct_files
 from lagom_overlap.trace.reader import is_trace, read_traces
 from lagom_overlap.units import NS, format_bytes, format_memory, format_seconds
+from lagom_overlap.verbs.init_config import read_model, safe_name
 from lagom_overlap.verbs.init_script import ScriptFacts, Told, read_script
-from lagom_overlap.workload.models import TransformerModel, load_model, model_names
+from lagom_overlap.workload.models import TransformerModel, model_names
 
 FILL_IN: Final = "fill in"
 _MOST: Final = 12
 """Groups, and kinds of calls, that are listed of a trace."""
 MAX_GPUS: Final = 1 << 20
 T = TypeVar("T")
-_GATED: Final = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-_MIXTURES: Final = {"mixtral": "num_local_experts", "qwen3_moe": "num_experts"}
-"""Model types whose layers are all mixtures, and their key of how many experts there are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +91,7 @@ class _Whole(NamedTuple):
 
 
 def _of_model(request: _Whole) -> InitResult:
-    model, model_text = _model(request.source)
+    model, model_text = read_model(request.source)
     cluster = cluster_of(request.cluster, request.num_gpus)
     if not request.out.name:
         raise OutputError(f"--out {str(request.out)!r}: must be a file's name, such as job.toml")
@@ -140,11 +134,11 @@ def _written(request: InitRequest, text: str, notes: Sequence[str], following: S
 def _of_script(request: InitRequest, facts: ScriptFacts) -> InitResult:
     """What the script says, each key with the line that says it; the rest as comments to fill in."""
     source = Path(request.source)
-    name = _safe(source.stem) or "job"
+    name = safe_name(source.stem) or "job"
     models = [(found, told) for told in facts.models if (found := _known_model(str(told.value))) is not None]
     model = models[0][0] if models else None
     lines = [
-        f"# Written by lagom init from {_safe(source.name)}, which was read, not run. All keys: lagom docs formats.",
+        f"# Written by lagom init from {safe_name(source.name)}, which was not run. All keys: lagom docs formats.",
         f"# Lines with {FILL_IN!r} are what it does not say.",
         "",
         "[job]",
@@ -279,12 +273,12 @@ def _of_trace(request: InitRequest) -> InitResult:
     if len(largest) > _MOST:
         told.append(f"and {len(largest) - _MOST} more kinds of calls (lagom analyze shows them)")
     lines = [
-        f"# Written by lagom init from {_safe(Path(request.source).name)}. All keys: lagom docs formats.",
+        f"# Written by lagom init from {safe_name(Path(request.source).name)}. All keys: lagom docs formats.",
         *(f"#   {_safe_words(line)}" for line in told),
         "# Groups and model come from the trace; of this file [tune], [cluster] and [cost] count.",
         "",
         "[job]",
-        _toml(name=_safe(Path(request.source).name.partition(".")[0]) or "trace"),
+        _toml(name=safe_name(Path(request.source).name.partition(".")[0]) or "trace"),
         "",
         "[cluster]",
         _known(
@@ -311,79 +305,6 @@ def _ranks(most: int) -> str:
     return (
         f"the largest group has {most} ranks" if most > 0 else "the trace does not say how many ranks its groups have"
     )
-
-
-def _model(source: str) -> tuple[TransformerModel, bytes]:
-    """The model, and the model file that holds it where there is none yet."""
-    if not source.endswith(".json"):
-        return load_model(source), b""
-    path = Path(source)
-    try:
-        config = msgspec.json.decode(read_regular(path, MAX_JOB_BYTES))
-    except FileNotFoundError:
-        raise JobError(f"{source!r} does not exist") from None
-    except OSError as error:
-        raise JobError(f"{source!r} cannot be read: {error.strerror}") from None
-    except msgspec.DecodeError as error:
-        raise JobError(f"{source!r} is no JSON: {error}") from None
-    table = model_table(config, source)
-    model = from_table(table, TransformerModel, repr(source))
-    head = f"# Written by lagom init from {path.name}, model_type {config['model_type']}.\n"
-    return model, (head + tomli_w.dumps(table)).encode()
-
-
-def model_table(config: Any, where: str) -> dict[str, Any]:  # any JSON value
-    """The table of a model file from a Hugging Face `config.json`.
-
-    Raises:
-        JobError: if it is of another kind of model than those known here, or lacks a key.
-    """
-    if not isinstance(config, dict) or "model_type" not in config:
-        raise JobError(f"{where!r} is no config.json of a model: it has no 'model_type'")
-    kind = config["model_type"]
-    if kind not in _GATED and kind not in _MIXTURES:
-        known = ", ".join(sorted((*_GATED, *_MIXTURES)))
-        raise JobError(
-            f"{where!r}: model_type is {str(kind)[:40]!r}, known here are {known}; write a model file "
-            "(lagom docs formats), or lagom capture the model's code"
-        )
-    for key in ("use_sliding_window", "mlp_only_layers"):
-        if config.get(key):
-            raise JobError(
-                f"{where!r}: {key} is {str(config[key])[:40]}, which lagom init does not know; write a model file"
-            )
-    if config.get("decoder_sparse_step", 1) != 1:
-        raise JobError(
-            f"{where!r}: decoder_sparse_step is {config['decoder_sparse_step']!r}, must be 1: every layer a mixture"
-        )
-
-    def number(key: str) -> int:
-        value = config.get(key)
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise JobError(f"{where!r}: {key} is {str(value)[:40]}, must be a whole number")
-        return value
-
-    heads, hidden = number("num_attention_heads"), number("hidden_size")
-    if heads < 1:
-        raise JobError(f"{where!r}: num_attention_heads is {heads}, must be at least 1")
-    is_mixture = kind in _MIXTURES
-    width = "moe_intermediate_size" if is_mixture and "moe_intermediate_size" in config else "intermediate_size"
-    folder = Path(where).resolve().parent.name
-    table: dict[str, Any] = {
-        "name": _safe(str(config.get("_name_or_path") or folder).rstrip("/").rpartition("/")[2]) or kind,
-        "num_layers": number("num_hidden_layers"),
-        "hidden": hidden,
-        "ffn": number(width),
-        "num_heads": heads,
-        "num_kv_heads": number("num_key_value_heads") if config.get("num_key_value_heads") is not None else heads,
-        "head_dim": number("head_dim") if config.get("head_dim") is not None else hidden // heads,
-        "vocab": number("vocab_size"),
-        "gated": True,
-        "tied_embeddings": bool(config.get("tie_word_embeddings", False)),
-    }
-    if is_mixture:
-        table |= {"num_experts": number(_MIXTURES[kind]), "experts_per_token": number("num_experts_per_tok")}
-    return table
 
 
 def _first_that_fits(request: _Whole, model: str) -> tuple[Mapping[str, Any], JobStep]:
@@ -419,9 +340,9 @@ def _job_text(
         "framework": "fsdp2, ddp, torchtitan, megatron, ... (lagom list frameworks)",
         "recompute": "none, selective, full: without it this does not fit",
     }
-    file, gpus = _safe(request.out.name), f"{request.num_gpus} GPUs of {_safe(cluster.name)}"
+    file, gpus = safe_name(request.out.name), f"{request.num_gpus} GPUs of {safe_name(cluster.name)}"
     lines = [
-        f"# Written by lagom init: {_safe(model.name)} on {gpus}. All keys: lagom docs formats",
+        f"# Written by lagom init: {safe_name(model.name)} on {gpus}. All keys: lagom docs formats",
         "#",
         f"#   lagom simulate {file}    # what a step takes, what it holds, whether a change would pay",
         f"#   lagom plan {file}        # settings of the framework",
@@ -443,11 +364,6 @@ def _job_text(
         "micro_batch = 1    # sequences per GPU",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _safe(text: str) -> str:
-    """A name that a file may have, and that ends no comment."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip(".-")[:80]
 
 
 def _notes(step: JobStep, parallel: Mapping[str, Any]) -> tuple[str, ...]:
@@ -497,7 +413,7 @@ def asked_for(ask: Callable[[str], str], tell: Callable[[str], object]) -> InitR
         return int(text[:10]) if text else SEQ_LEN
 
     def model(text: str) -> str:
-        _model(text)
+        read_model(text)
         return text
 
     def machine(text: str) -> str:
