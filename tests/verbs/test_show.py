@@ -101,7 +101,7 @@ def test_saved_settings_a_capture_and_a_job_file_are_told_apart(here: Path) -> N
     ("name", "words"),
     [
         ("nothing", "'nothing' does not exist; give a run folder"),
-        ("text.txt", "'text.txt' is nothing that lagom writes"),
+        ("text.txt", "'text.txt' is no file that lagom writes"),
         ("other.toml", "'other.toml' is no file of ours"),
         ("other.json", "'other.json'"),
         (str(TRACE), f"is a profiler's trace: lagom analyze {TRACE}"),

@@ -503,7 +503,7 @@ def looked_for(findings: Findings) -> str:
     timed = [rank for rank in findings.ranks if len(rank.trace.events)]
     if not timed:
         if findings.hangs:
-            return "The job stands in the call above; no setting of a collective helps before that is mended."
+            return "The job hangs in the call above; no setting of a collective helps before that is mended."
         return (
             "Without a timeline only sizes and bandwidths can be compared: no size of a collective is much slower than "
             "a like one here. A torch.profiler trace of the same steps tells what is exposed."

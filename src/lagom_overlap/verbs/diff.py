@@ -197,7 +197,8 @@ def _conclusion(
         why = "the runs have no time in common: a training job's steps are kept once it has settled"
         return Conclusion("the times cannot be compared", why, "lagom run --observe -- COMMAND   (times the steps)")
     first = times[0]
-    differ = f"{len(settings)} settings differ" if settings else "nothing was set otherwise"
+    several = f"{len(settings)} settings differ" if len(settings) > 1 else "one setting differs"
+    differ = several if settings else "nothing was set otherwise"
     if first.verdict:
         is_open = first.verdict == "not measurably different"
         found = "the runs are not measurably different" if is_open else f"the second run is {first.verdict}"

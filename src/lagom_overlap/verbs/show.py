@@ -59,7 +59,7 @@ def run_show(path: Path) -> ShowResult:
     if path.suffix == ".toml":
         return _toml(path)
     if not starts_with(path, b"{", b"\x1f\x8b", b"SQLite"):
-        raise JobError(f"{str(path)!r} is nothing that lagom writes; give {_FORMS}")
+        raise JobError(f"{str(path)!r} is no file that lagom writes; give {_FORMS}")
     if f'"{SAVED_FORMAT}"'.encode() in _head(path):
         return _settings(path)
     if is_trace(path):

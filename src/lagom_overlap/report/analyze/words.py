@@ -74,7 +74,7 @@ def headline(result: AnalyzeResult) -> str:
     timed = [rank for rank in findings.ranks if len(rank.trace.events)]
     if not timed:
         total = sum(row.total_ns for row in findings.rows)
-        stands = [f"The job stands: {hang}." for hang in findings.hangs[:1]]
+        stands = [f"The job hangs: {hang}." for hang in findings.hangs[:1]]
         if len(findings.hangs) > 1:
             stands.append(f"{len(findings.hangs) - 1} more groups wait, most likely for that.")
         num = len(findings.ranks)
