@@ -161,7 +161,9 @@ def _gain_text(gain: PredictedGain) -> str:
     """What of a whole step would be saved, with the model's own error; a sentence behind a blank."""
     low, high = gain.limits
     seen = (
-        f"{gain.num_held_out} windows that the fit did not see" if gain.num_held_out else "the windows it was fitted to"
+        f"{gain.num_held_out} windows whose makespan the fit did not see"
+        if gain.num_held_out
+        else "the windows it was fitted to"
     )
     error = f"the model's error on {seen}"
     if not gain.is_beyond_error:
