@@ -146,8 +146,8 @@ class PredictedGain:
 class FitErrors:
     """How a model that was fitted to a trace reproduces it: a step of the average rank, and by group.
 
-    `error_s` is how far one occurrence of a group is off on windows whose makespan the fit did not see (where `num_held_out` is
-    0, on those that it saw: the group occurs once); `per_step` is how often it occurs in a step.
+    `error_s` is how far one occurrence of a group is off on windows whose makespan the fit did not see (where
+    `num_held_out` is 0, on those that it saw: the group occurs once); `per_step` is how often it occurs in a step.
     """
 
     step_s: float

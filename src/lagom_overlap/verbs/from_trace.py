@@ -93,7 +93,7 @@ class FromTraceRecord(msgspec.Struct, frozen=True, kw_only=True):
     fit_mean_abs_error: float
     step_s: float
     step_error: float
-    """How far the model's step is off the measured one, as a share; on windows whose makespan the fit did not see, if any."""
+    """How far the model's step is off the measured one, as a share; on windows of unseen makespan, if any."""
     groups: list[TracedGroupRow]
     calls: list[TracedCall]
     sites: list[TracedSite]
@@ -183,8 +183,8 @@ def _notes(job: TracedJob, fit: TraceFit, findings: Findings, errors: FitErrors)
     notes = [
         "Predicted from a trace: nothing was run. The times come from the contention model, fitted to the trace.",
         f"The fitted model gives the groups' makespans with a mean error of {format_percent(fit.mean_abs_error)}; of a "
-        f"step it is {format_percent(errors.share)} off, on windows whose makespan the fit did not see where a group has "
-        "two; times of single kernels and collectives are medians of all windows.",
+        f"step it is {format_percent(errors.share)} off, on windows whose makespan the fit did not see where a group "
+        "has two; times of single kernels and collectives are medians of all windows.",
         f"The groups take {format_seconds(held_s)} of a step of {format_seconds(step_s)}; the rest stays as it is.",
         _route_note(_nccl_of(findings)),
         "A join that the computation reached after its collective had ended leaves no trace: how much slower a hidden "
