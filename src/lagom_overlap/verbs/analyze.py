@@ -132,6 +132,8 @@ def _next_line(request: AnalyzeRequest, findings: Findings, *, has_groups: bool)
         return f"lagom tune --from-trace \"$(python -c '{find}')\"  # what other settings would gain"
     folders = {trace.parent for trace in request.traces}
     whole = first.parent if len(request.traces) > 1 and len(folders) == 1 else first
+    if whole.is_absolute():  # the page goes to others, whom the folders of this machine do not concern
+        whole = whole.relative_to(Path.cwd()) if whole.is_relative_to(Path.cwd()) else Path(whole.name)
     traces = "TRACE" if request.is_anonymous else shlex.quote(str(whole))
     if findings.hangs:
         return "py-spy dump --pid PID  # on a rank that did not come: where it stands instead"
