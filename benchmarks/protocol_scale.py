@@ -204,7 +204,7 @@ class Layers:
         """Nothing."""
 
 
-def _study(problems: Problems, _: WarmStart | None) -> Study:
+def _study(problems: Problems, _: WarmStart | None, __: int) -> Study:
     return Study(problems, Default(problems), num_pairs=3)
 
 

@@ -73,7 +73,7 @@ def write(rows: tuple[CheckedTorch, ...]) -> None:
     DATA.write_text(head + "\n".join(blocks), encoding="utf-8")
     text = SUPPORT.read_text(encoding="utf-8")
     before, after = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
-    SUPPORT.write_text(f"{before}\n{as_markdown(releases_tested())}\n{after}", encoding="utf-8")
+    SUPPORT.write_text(f"{before}\n\n{as_markdown(releases_tested())}\n{after}", encoding="utf-8")
 
 
 def _table(ran: Ran) -> str:

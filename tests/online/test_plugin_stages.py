@@ -57,7 +57,7 @@ class Ranks:
             self.jobs.append(job)
 
     @staticmethod
-    def _study(problems, warm):
+    def _study(problems, warm, _):
         return Study(problems, Guarded(Lagom(problems, seed=1), problems), seed=1, num_pairs=3)
 
     @staticmethod

@@ -1,7 +1,6 @@
 """A job that is tuned again begins with what it knows, and believes it only as far as it still measures it."""
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from lagom_overlap.collective.sites import SiteSetting
 from lagom_overlap.online.journal import JournalFile
 from lagom_overlap.online.options import OnlineOptions
 from lagom_overlap.online.ranks.messages import SwitchState
+from lagom_overlap.online.ranks.search import StudyFactory
 from lagom_overlap.tuners.base import Problems
 from lagom_overlap.tuners.journal import StepKind
 from lagom_overlap.tuners.ours import OurSearch
@@ -28,8 +28,8 @@ def warms(monkeypatch: pytest.MonkeyPatch) -> list[WarmStart | None]:
     """What each search of the job could begin with; the tuner "cold" does not."""
     given: list[WarmStart | None] = []
 
-    def study_of(chosen: OnlineOptions) -> Callable[[Problems, WarmStart | None], Study]:
-        def make(problems: Problems, warm: WarmStart | None) -> Study:
+    def study_of(chosen: OnlineOptions) -> StudyFactory:
+        def make(problems: Problems, warm: WarmStart | None, _: int) -> Study:
             given.append(warm)
             use = None if chosen.tuner == "cold" else warm
             return Study(problems, OurSearch(problems, seed=0, warm=use), num_pairs=chosen.num_pairs)
