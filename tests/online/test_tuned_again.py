@@ -1,6 +1,7 @@
 """A job that is tuned again begins with what it knows, and believes it only as far as it still measures it."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
