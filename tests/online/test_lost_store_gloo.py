@@ -9,20 +9,27 @@ pytest.importorskip("torch")
 from gloo_job import GlooJob
 from test_online_gloo import settings_file
 
+WINDOW = 5
+"""Steps of a window at most."""
 pytestmark = [pytest.mark.torch, pytest.mark.gloo, pytest.mark.slow, pytest.mark.timeout(180)]
 
 
 @pytest.mark.parametrize(("rank", "step"), [(0, 13), (1, 18)])
-def test_a_rank_that_loses_the_store_while_tuning_is_untouched_at_the_same_step_as_the_others(
+def test_a_rank_that_loses_the_store_while_tuning_is_untouched_as_the_others_are(
     tmp_path: Path, rank: int, step: int
 ) -> None:
     running = GlooJob(tmp_path, kind="calls", steps=34, loses_store=(rank, step))
     running.tuner = {"adapters": ["calls"], "timeout_s": 2.0}
     ranks = running.start().results()
     assert all(one["losses"] == one["stock"] for one in ranks)
-    assert ranks[0]["states"] == ranks[1]["states"]
-    assert ranks[0]["states"][step] in ("search", "verdict")
-    assert ranks[0]["states"][-1] == "off"
+    states = [one["states"] for one in ranks]
+    off = [each.index("off") for each in states]
+    # Where the window's last report had left before the store was lost, the other rank hears of it a window later; until
+    # then nothing can be switched, as that takes both.
+    assert abs(off[0] - off[1]) <= WINDOW
+    assert states[0][: min(off)] == states[1][: min(off)]
+    assert all(each[at:] == ["off"] * (34 - at) for each, at in zip(states, off, strict=True))
+    assert states[0][step] in ("search", "verdict")
     assert "the job's store does not answer" in ranks[rank]["reason"]
 
 
