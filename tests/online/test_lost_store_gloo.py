@@ -9,8 +9,8 @@ pytest.importorskip("torch")
 from gloo_job import GlooJob
 from test_online_gloo import settings_file
 
-WINDOW = 5
-"""Steps of a window at most."""
+WINDOW = 4
+"""Steps of a window of these jobs."""
 pytestmark = [pytest.mark.torch, pytest.mark.gloo, pytest.mark.slow, pytest.mark.timeout(180)]
 
 
@@ -24,8 +24,8 @@ def test_a_rank_that_loses_the_store_while_tuning_is_untouched_as_the_others_are
     assert all(one["losses"] == one["stock"] for one in ranks)
     states = [one["states"] for one in ranks]
     off = [each.index("off") for each in states]
-    # Where the window's last report had left before the store was lost, the other rank hears of it a window later; until
-    # then nothing can be switched, as that takes both.
+    # Where a window's report had left before the store was lost, the other rank hears of it a window later; until then
+    # nothing can be switched, as that takes both.
     assert abs(off[0] - off[1]) <= WINDOW
     assert states[0][: min(off)] == states[1][: min(off)]
     assert all(each[at:] == ["off"] * (34 - at) for each, at in zip(states, off, strict=True))
