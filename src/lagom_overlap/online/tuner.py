@@ -413,7 +413,8 @@ class _Step(contextlib.AbstractContextManager[None]):
                 self._member.end_step()
             else:
                 self._member.fail_step(f"its step ended with {kind.__name__}")
-            self._tuner._announce()
+            if self._tuner._announcer is not None:
+                self._tuner._announce()
         finally:
             self._tuner._is_in_step = False
 
