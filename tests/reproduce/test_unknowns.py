@@ -6,7 +6,7 @@ import pytest
 
 from lagom_overlap.cost import Collectives
 from lagom_overlap.papers.reproduce.figure8 import figure8, patterns
-from lagom_overlap.papers.reproduce.ground import ASSUMED, DEFAULT, Assumed, Precision, model_of
+from lagom_overlap.papers.reproduce.ground import ASSUMED, DEFAULT, Assumed, model_of
 from lagom_overlap.papers.reproduce.result import Line, ReproducedVerdict
 from lagom_overlap.papers.reproduce.unknowns import (
     FIRST,
@@ -18,6 +18,7 @@ from lagom_overlap.papers.reproduce.unknowns import (
     swept,
 )
 from lagom_overlap.workload import Gemm
+from lagom_overlap.workload.precision import DType
 
 LINE = Line(
     figure="fig8",
@@ -40,7 +41,7 @@ def test_every_combination_and_each_deviation_alone() -> None:
     assert everywhere()[0] == one_at_a_time()[0] == FIRST
     assert assumed_in(FIRST) is ASSUMED
     last = assumed_in(everywhere()[-1])
-    assert last == Assumed(seq_len=512, precision=Precision.FP32, kernels=0.5, links=0.5, release=Collectives.NCCL)
+    assert last == Assumed(seq_len=512, precision=DType.FP32, kernels=0.5, links=0.5, release=Collectives.NCCL)
 
 
 def test_what_is_assumed_is_what_the_model_and_the_step_have() -> None:
@@ -50,7 +51,7 @@ def test_what_is_assumed_is_what_the_model_and_the_step_have() -> None:
     slower = half.kernel_seconds(half.kernel(work)) / usual.kernel_seconds(usual.kernel(work))
     assert slower == pytest.approx(2, rel=0.05)
     (gather,) = patterns()[0].comms
-    (wide,) = patterns(Assumed(precision=Precision.FP32))[0].comms
+    (wide,) = patterns(Assumed(precision=DType.FP32))[0].comms
     assert wide.collective.num_bytes == 2 * gather.collective.num_bytes
     links = model_of("a40_nvlink", "plausible", 1, Assumed(links=0.5))
     took = links.collective(gather.collective, DEFAULT).seconds()

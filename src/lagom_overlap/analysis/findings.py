@@ -29,7 +29,7 @@ from lagom_overlap.analysis.measures import (
 from lagom_overlap.analysis.parts import OverlapPart, parts_of
 from lagom_overlap.analysis.peers import peers_of
 from lagom_overlap.trace.gpu_trace import NS_PER_S, GpuTrace, Int64, only_rows
-from lagom_overlap.units import format_seconds
+from lagom_overlap.units import format_percent, format_seconds
 
 _JUMP_NS: Final = 10 * NS_PER_S
 _JUMP_RATIO: Final = 10
@@ -119,7 +119,7 @@ def without_lead_in(trace: GpuTrace) -> GpuTrace:
     names = ", ".join(str(window[0]) for window in windows[:num_torn])
     left_out = (
         f"step{'s' if num_torn > 1 else ''} {names} and what ran before are left out: "
-        f"{_TORN:.0%} or more of their kernels are missing"
+        f"{format_percent(_TORN, 0)} or more of their kernels are missing"
         if num_torn
         else f"the GPU was {format_seconds(lead_ns / NS_PER_S)} behind the CPU when the profiler began: what it did "
         "by then, of earlier steps, is left out"

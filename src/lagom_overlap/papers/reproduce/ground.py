@@ -12,7 +12,6 @@ default under both.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import cache
 from typing import Final
 
@@ -29,6 +28,7 @@ from lagom_overlap.tuners.guard import make_tuner
 from lagom_overlap.tuners.problem import Assignment, Measurement
 from lagom_overlap.units import KIB, MIB
 from lagom_overlap.workload import CommOp, Gemm, Iteration, MemoryBound, Op, OverlapGroup
+from lagom_overlap.workload.precision import DType
 
 PROFILES: Final = ("plausible", "paper_scale")
 DEFAULT: Final = CommConfig(num_channels=8, chunk_bytes=2 * MIB)
@@ -44,23 +44,16 @@ _COARSE_CHANNELS: Final = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 _MAX_STEPS: Final = 2000
 
 
-class Precision(StrEnum):
-    """What numbers the paper's models may have computed and sent: bf16, or fp32 with products in TF32."""
-
-    BF16 = "bf16"
-    FP32 = "fp32"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumed:
     """What the paper does not say; the default is what every figure assumes (`seq_len` None: Table 2's 4096 tokens).
 
     `kernels` is the share of the achieved rate at which products run, `links` the share of the stated bandwidth that a
-    wire has. `release`: what NCCL 2.18.3 took by default on the paper's clusters, or what 2.30.7 would.
+    wire has. `precision`: bf16, or fp32 with products in TF32. `release`: what NCCL 2.18.3 took by default on the paper's clusters, or what 2.30.7 would.
     """
 
     seq_len: int | None = None
-    precision: Precision = Precision.BF16
+    precision: DType = DType.BF16
     kernels: float = 1.0
     links: float = 1.0
     release: Collectives = Collectives.PAPER
@@ -102,7 +95,7 @@ def step_of(workload: PaperWorkload, assumed: Assumed = ASSUMED) -> PaperStep:
     if assumed.seq_len is not None:
         workload = replace(workload, seq_len=assumed.seq_len)
     step = paper_step(workload)
-    if assumed.precision is Precision.BF16:
+    if assumed.precision is DType.BF16:
         return step
     ops = tuple(_in_fp32(op) for op in step.iteration.ops)
     gradients = None if step.gradients is None else _twice(step.gradients)

@@ -14,12 +14,13 @@ from lagom_overlap.cost import Collectives
 from lagom_overlap.papers.reproduce.figure7 import cases
 from lagom_overlap.papers.reproduce.figure7 import lines as lines_of_cases
 from lagom_overlap.papers.reproduce.figure8 import figure8
-from lagom_overlap.papers.reproduce.ground import ASSUMED, Assumed, Precision
+from lagom_overlap.papers.reproduce.ground import ASSUMED, Assumed
 from lagom_overlap.papers.reproduce.result import Line, ReproducedVerdict
+from lagom_overlap.workload.precision import DType
 
 AXES: Final[dict[str, dict[str, dict[str, object]]]] = {
     "sequence": {f"{length} tokens": {"seq_len": length} for length in (4096, 2048, 1024, 512)},
-    "precision": {"bf16": {}, "fp32": {"precision": Precision.FP32}},
+    "precision": {"bf16": {}, "fp32": {"precision": DType.FP32}},
     "kernels": {"full rate": {}, "half rate": {"kernels": 0.5}},
     "links": {"as stated": {}, "half": {"links": 0.5}},
     "NCCL": {"2.18.3": {}, "2.30.7": {"release": Collectives.NCCL}},
