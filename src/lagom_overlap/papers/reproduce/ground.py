@@ -49,7 +49,8 @@ class Assumed:
     """What the paper does not say; the default is what every figure assumes (`seq_len` None: Table 2's 4096 tokens).
 
     `kernels` is the share of the achieved rate at which products run, `links` the share of the stated bandwidth that a
-    wire has. `precision`: bf16, or fp32 with products in TF32. `release`: what NCCL 2.18.3 took by default on the paper's clusters, or what 2.30.7 would.
+    wire has. `precision`: bf16, or fp32 with products in TF32. `release`: what NCCL 2.18.3 took by default on the
+    paper's clusters, or what 2.30.7 would.
     """
 
     seq_len: int | None = None
