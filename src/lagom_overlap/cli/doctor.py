@@ -59,5 +59,5 @@ def run(arguments: argparse.Namespace) -> int:
     show(Text(f"lagom {report.version}: {versions}\n{machine}"), _table(report))
     say("\nWhat can be set in a running job, by NCCL:")
     show(_support(report), Text(_LEGEND))
-    say("\nNext: lagom run --observe -- COMMAND, which says what a job of yours calls, and which settings reach it.")
+    say("\nNext: lagom run --observe -- COMMAND  # what your job calls, what can be set")
     return 0
