@@ -99,6 +99,8 @@ def test_files_of_ones_own_are_found_from_where_the_job_file_lies(capsys: pytest
         (("nonesuch.json",), "'nonesuch.json' does not exist"),
         (("noise.json",), "is no JSON"),
         (("list.json",), "is no config.json of a model"),
+        (("deep.json",), "is no JSON"),
+        (("kinds.json",), "model_type is \"['llama']\""),
         (("bert.json",), "model_type is 'bert', known here are llama, mistral, mixtral, qwen2, qwen3, qwen3_moe"),
         (("short.json",), "hidden_size is None, must be a whole number"),
         (("dense.json",), "mlp_only_layers is [0]"),
@@ -113,6 +115,7 @@ def test_a_mistake_is_one_line_and_writes_nothing(
 ) -> None:
     files = {
         "noise.json": b"\xff{", "list.json": b"[]", "bert.json": b'{"model_type": "bert"}',
+        "deep.json": b'{"a":' + b"[" * 100_000, "kinds.json": b'{"model_type": ["llama"]}',
         "short.json": b'{"model_type": "llama", "num_attention_heads": 4}',
         "dense.json": json.dumps(QWEN | {"mlp_only_layers": [0]}).encode(),
     }  # fmt: skip

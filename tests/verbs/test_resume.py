@@ -10,13 +10,14 @@ import pytest
 from stub_backend import SEARCHED, STEADY, StubBackend, in_turn, install, job
 
 import lagom_overlap
+from lagom_overlap.cli import main
 from lagom_overlap.errors import BundleError, JobError
 from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunProcess, RunRecord
 from lagom_overlap.jobfile.spec import read_job
 from lagom_overlap.results.tune import TuneResult
 from lagom_overlap.tuners.journal import StepKind
-from lagom_overlap.verbs.resume import resumed
+from lagom_overlap.verbs.resume import held, resumed
 from lagom_overlap.verbs.tune import TuneRequest, run_tune
 
 NOISY = (
@@ -129,3 +130,11 @@ def test_a_process_is_gone_when_it_has_ended_and_not_before(tmp_path: Path) -> N
     code = "from lagom_overlap.jobfile.run_folder import RunProcess as R; p = R.this(); print(p.pid, p.started, p.boot)"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert RunProcess(pid=int(told[0]), started=int(told[1]), boot=told[2]).is_gone
+
+
+def test_two_that_resume_one_run_are_one_too_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with held(tmp_path):
+        assert main(["resume", str(tmp_path)]) == 2
+    assert "is being resumed by another process: lagom watch" in capsys.readouterr().err
+    assert main(["resume", str(tmp_path)]) == 2
+    assert "is no run folder" in capsys.readouterr().err

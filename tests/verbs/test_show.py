@@ -111,6 +111,9 @@ def test_saved_settings_a_capture_and_a_job_file_are_told_apart(here: Path) -> N
 def test_what_is_not_ours_is_one_line(name: str, words: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("text.txt").write_text("hello", encoding="utf-8")
     Path("other.toml").write_text("[tool]\n", encoding="utf-8")
+    Path("steers.toml").write_text('[job]\nname = "a\\u001b[2Jb"\n', encoding="utf-8")
+    assert main(["show", "steers.toml"]) in (0, 2)
+    assert "\x1b" not in "".join(capsys.readouterr())
     Path("other.json").write_text('{"a": 1}', encoding="utf-8")
     assert main(["show", name]) == 2
     told = capsys.readouterr()

@@ -3,7 +3,7 @@
 import argparse
 import os
 
-from lagom_overlap.cli.stdout import say
+from lagom_overlap.cli.stdout import say, visible
 from lagom_overlap.errors import JobError
 from lagom_overlap.verbs.diff import is_run, run_diff
 
@@ -13,7 +13,7 @@ def run(arguments: argparse.Namespace) -> int:
     sides = [is_run(path) for path in (arguments.first, arguments.second)]
     if all(sides):
         result = run_diff(arguments.first, arguments.second)
-        say(result.to_json() if arguments.json else result.summary())
+        say(result.to_json() if arguments.json else visible(result.summary()))
         return 0
     for path in (arguments.first, arguments.second):
         if not path.exists():

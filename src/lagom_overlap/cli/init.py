@@ -7,7 +7,7 @@ from dataclasses import replace
 from rich.text import Text
 
 from lagom_overlap.cli.output import show
-from lagom_overlap.cli.stdout import say
+from lagom_overlap.cli.stdout import say, visible
 from lagom_overlap.errors import JobError
 from lagom_overlap.stderr import write_lines
 from lagom_overlap.verbs.init import InitRequest, asked_for, run_init
@@ -27,9 +27,8 @@ def run(arguments: argparse.Namespace) -> int:
             only_checks=arguments.check,
         )
     result = run_init(request)
-    show(
-        Text("\n".join((*((f"Written: {', '.join(map(str, result.files))}",) if result.files else ()), *result.notes)))
-    )
+    written = [f"Written: {', '.join(map(str, result.files))}"] if result.files else []
+    show(Text("\n".join((*written, *map(visible, result.notes)))))
     if result.next:
         say("\n".join(result.next))
     return 0

@@ -3,9 +3,10 @@
 import argparse
 
 from lagom_overlap.cli.tune import tune
-from lagom_overlap.verbs.resume import resumed
+from lagom_overlap.verbs.resume import held, resumed
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the verb and returns the exit code."""
-    return tune(resumed(arguments.folder), as_json=arguments.json, details=arguments.details)
+    with held(arguments.folder):
+        return tune(resumed(arguments.folder), as_json=arguments.json, details=arguments.details)

@@ -6,7 +6,7 @@ from rich.console import Group
 from rich.text import Text
 
 from lagom_overlap.cli.output import show
-from lagom_overlap.cli.stdout import say
+from lagom_overlap.cli.stdout import say, visible
 from lagom_overlap.report.fitted import to_type
 from lagom_overlap.verbs.show import run_show
 
@@ -21,8 +21,9 @@ def run(arguments: argparse.Namespace) -> int:
         say(result.to_json())
         return 0
     more = len(result.said) - MAX_LINES
-    lines = [Text(f"{result.path}: {result.what}", style="bold"), *map(Text, result.said[:MAX_LINES])]
+    lines = [Text(visible(f"{result.path}: {result.what}"), style="bold")]
+    lines += [Text(visible(line)) for line in result.said[:MAX_LINES]]
     lines += [Text(f"and {more} more (--json)", style="dim")] if more > 0 else []
-    lines += [Text(), to_type(result.next)] if result.next else []
+    lines += [Text(), to_type(visible(result.next))] if result.next else []
     show(Group(*lines))
     return 0

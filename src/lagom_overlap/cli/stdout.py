@@ -3,9 +3,16 @@
 import contextlib
 import os
 import sys
-from typing import TextIO
+from typing import Final, TextIO
 
 from lagom_overlap.errors import OutputError
+
+_CONTROLS: Final = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - set(map(ord, "\n\t")), "\ufffd")
+
+
+def visible(text: str) -> str:
+    """A text out of somebody's file, for a terminal: what would steer it is made visible."""
+    return text.translate(_CONTROLS)
 
 
 def say(text: str) -> None:

@@ -40,7 +40,7 @@ RUNS_FOLDER: Final = "lagom-runs"
 RECORD: Final = "run.json"
 FORMAT: Final = 1
 """Of run.json; raised when a key changes its meaning or goes, not when one is added."""
-_MAX_RECORD_BYTES: Final = 1 << 30
+_MAX_RECORD_BYTES: Final = 1 << 25
 """A run.json of `tune` over hundreds of groups has some MB; what is larger than this is none."""
 
 Content = bytes | Callable[[], bytes]

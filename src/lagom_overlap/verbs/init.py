@@ -166,19 +166,21 @@ def _of_script(request: InitRequest, facts: ScriptFacts) -> InitResult:
     accumulated = facts.sizes.get("num_micro_batches")
     if accumulated is not None:
         lines.append(
-            f"# global_batch = 8    # {FILL_IN}: {accumulated.value} micro-batches are accumulated "
+            f"# global_batch = ...    # {FILL_IN}: {accumulated.value} micro-batches are accumulated "
             f"({_safe_words(accumulated.where)}), times sequences, times data-parallel GPUs"
         )
     text = "\n".join(lines) + "\n"
     open_keys = [line.split("=")[0].lstrip("# ").strip() for line in lines if FILL_IN in line and "=" in line]
     notes = [f"The script says: {what}" for what in _said(facts)] or ["The script says nothing of its sizes."]
     notes += [f"Not told: {what}" for what in facts.unread]
-    command = f"lagom run --observe -- python {shlex.quote(request.source)}"
+    starts = "python" if facts.framework is None else "torchrun --nproc-per-node 2"
+    command = f"lagom run --observe -- {starts} {shlex.quote(request.source)}"
+    out = shlex.quote(str(request.out))
     if open_keys:
         notes.append(f"To fill in: {', '.join(open_keys)}.")
-        following = (f"Next: fill in {request.out}, then: lagom simulate {request.out}",)
+        following = (f"Next: fill in {out}, then: lagom simulate {out}",)
     else:
-        following = (f"Next: lagom simulate {request.out}",)
+        following = (f"Next: lagom simulate {out}",)
     return _written(request, text, notes, (*following, f"What it does when it runs: {command}"))
 
 
@@ -293,7 +295,7 @@ def _of_trace(request: InitRequest) -> InitResult:
         'tuner = "ours"    # lagom list tuners',
         "pairs = 25    # of the verdict, at most",
     ]
-    command = f"lagom tune {request.out} --from-trace {shlex.quote(request.source)}"
+    command = f"lagom tune {shlex.quote(str(request.out))} --from-trace {shlex.quote(request.source)}"
     return _written(request, "\n".join(lines) + "\n", told, (f"Next: {command}",))
 
 
@@ -385,9 +387,10 @@ def _notes(step: JobStep, parallel: Mapping[str, Any]) -> tuple[str, ...]:
 def _next_lines(request: _Whole) -> tuple[str, ...]:
     """What to type next."""
     model = request.source
-    lines = [f"Next: lagom simulate {request.out}"]
+    lines = [f"Next: lagom simulate {shlex.quote(str(request.out))}"]
     if not model.endswith(".json"):
-        ranks = f"--model {model} --cluster {request.cluster} --gpus {request.num_gpus} --seq-len {request.seq_len}"
+        named = f"--model {shlex.quote(model)} --cluster {shlex.quote(request.cluster)}"
+        ranks = f"{named} --gpus {request.num_gpus} --seq-len {request.seq_len}"
         lines.append(f"Which layout is the fastest: lagom simulate {ranks}")
     return tuple(lines)
 

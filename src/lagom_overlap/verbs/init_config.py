@@ -37,7 +37,7 @@ def read_model(source: str) -> tuple[TransformerModel, bytes]:
         raise JobError(f"{source!r} does not exist") from None
     except OSError as error:
         raise JobError(f"{source!r} cannot be read: {error.strerror}") from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise JobError(f"{source!r} is no JSON: {error}") from None
     table = model_table(config, source)
     model = from_table(table, TransformerModel, repr(source))
@@ -54,7 +54,7 @@ def model_table(config: Any, where: str) -> dict[str, Any]:  # any JSON value
     if not isinstance(config, dict) or "model_type" not in config:
         raise JobError(f"{where!r} is no config.json of a model: it has no 'model_type'")
     kind = config["model_type"]
-    if kind not in _GATED and kind not in _MIXTURES:
+    if not isinstance(kind, str) or (kind not in _GATED and kind not in _MIXTURES):
         known = ", ".join(sorted((*_GATED, *_MIXTURES)))
         raise JobError(
             f"{where!r}: model_type is {str(kind)[:40]!r}, known here are {known}; write a model file "

@@ -5,7 +5,11 @@ study, and measuring goes on where it ended. Other verbs leave nothing to go on 
 in their place.
 """
 
+import fcntl
+import os
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -30,6 +34,34 @@ _WHY_NOT: Final = MappingProxyType(
 _PREDICTS: Final = "it writes its folder when it has ended: type the command again"
 _SAME: Final = ("cpu", "cores", "system")
 """What must be the same where times that were measured go on."""
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Keeps a run's folder to this process: two that resume one run would both write its journal.
+
+    Raises:
+        JobError: if another process resumes it. What is no folder is refused by `resumed`.
+    """
+    if not path.is_dir():
+        yield
+        return
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        _lock(descriptor, path)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        watch = f"lagom watch {shlex.quote(str(path))}"
+        raise JobError(f"{str(path)!r} is being resumed by another process: {watch}") from None
+    except OSError:  # a file system without locks
+        return
 
 
 def resumed(path: Path) -> TuneRequest:

@@ -27,7 +27,7 @@ from lagom_overlap.report.analyze.words import (
     ranks_head,
     unreachable_sentence,
 )
-from lagom_overlap.report.fitted import WIDTH, Fitted
+from lagom_overlap.report.fitted import WIDTH, Fitted, to_type
 from lagom_overlap.report.what_if import what_if_parts
 from lagom_overlap.results.analyze import AnalyzeResult
 
@@ -193,5 +193,5 @@ def _advice(result: AnalyzeResult) -> list[RenderableType]:
         parts.append(Padding(Text(plain(line), style="cyan"), (0, 0, 0, 3)))
     if len(texts) > MAX_ADVICE:
         parts.append(Text(f"and {len(texts) - MAX_ADVICE} more (--json or --out)", style="dim"))
-    parts.append(Text("Next: ").append(Text(plain(result.next_line), style="cyan")))
+    parts.append(to_type(f"Next: {plain(result.next_line)}"))
     return parts
