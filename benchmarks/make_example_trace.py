@@ -99,10 +99,10 @@ class Rank:
 def forward(rank: Rank) -> None:
     """The forward pass."""
     begin = rank.cpu
-    gathered = [rank.collective(GATHER, 620, 0, 1)]
+    gathered = [rank.collective(GATHER, 650, 0, 1)]
     for layer in range(LAYERS):
         if layer + 1 < LAYERS:
-            gathered.append(rank.collective(GATHER, 620, 0, 1))
+            gathered.append(rank.collective(GATHER, 650, 0, 1))
         rank.add(f"FSDP::pre_forward (layers.{layer})", "user_annotation", rank.cpu, 5, 1)
         for (name, length), blocks in zip(FORWARD, BLOCKS, strict=True):
             rank.compute(name, length, gathered[layer], 1, blocks)
@@ -111,10 +111,10 @@ def forward(rank: Rank) -> None:
 
 def backward(rank: Rank) -> None:
     """The backward pass."""
-    gathered, reduced = rank.collective(GATHER, 620, 0, 2), 0.0
+    gathered, reduced = rank.collective(GATHER, 650, 0, 2), 0.0
     for layer in reversed(range(LAYERS)):
         begin = rank.cpu
-        ahead = rank.collective(GATHER, 620, 0, 2) if layer else 0.0
+        ahead = rank.collective(GATHER, 650, 0, 2) if layer else 0.0
         for (name, length), blocks in reversed(tuple(zip(FORWARD, BLOCKS, strict=True))):
             done = rank.compute(name, 1.9 * length, gathered, 2, blocks + 1)
         rank.add(f"autograd::engine::evaluate_function: Layer{layer}", "cpu_op", begin, rank.cpu - begin, 2)

@@ -6,6 +6,8 @@ import pytest
 
 from lagom_overlap.cli.main import main
 from lagom_overlap.trace.files import EXAMPLE
+from lagom_overlap.verbs.from_trace import MAX_STEP_ERROR
+from lagom_overlap.verbs.own_trace import job_for
 
 
 @pytest.fixture
@@ -26,6 +28,11 @@ def test_the_example_says_what_was_put_into_it(found):
     assert found["next_line"].startswith("lagom tune --from-trace ")
     assert str(EXAMPLE.parent) not in json.dumps(found)
     assert EXAMPLE.stat().st_size < 50_000
+
+
+def test_the_next_line_of_the_example_predicts():
+    job = job_for(None, EXAMPLE, seed=None, backend=None, bundle=None)
+    assert 0 < job.from_trace.step_error < MAX_STEP_ERROR
 
 
 @pytest.mark.parametrize("arguments", [["analyze"], ["analyze", "--example", "t.json"]])
