@@ -77,6 +77,7 @@ def test_a_config_json_gives_a_model_file_next_to_the_job(capsys: pytest.Capture
     assert [path.name for path in Path().iterdir()] == ["config.json"]
     assert init("config.json", "--out", "new.toml") == 0
     assert checked in capsys.readouterr().out
+    assert init("config.json", "--out", "again.toml") == 0, "of the same model"
     step, named = Job.read(Path("new.toml")).step, load_model("llama-3.2-1b")
     assert step is not None
     assert step.model.num_params == named.num_params

@@ -31,6 +31,11 @@ _ARM_WORDS: Final = {
 }
 
 
+def is_modelled(backend: str, description: str) -> bool:
+    """Whether a backend's times are a model's, also where it replays a recording of a model."""
+    return backend in (*_MODELLED, PREDICTED) or description.startswith("replayed: simulated")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
     """Times of one iteration: `makespan_s` and `comp_s` summed over groups x count, `comm_s` per call by name."""
@@ -262,8 +267,7 @@ class TuneResult(Drawn):
     @property
     def is_simulated(self) -> bool:
         """Whether the times are a model's, also those of a recording: what they favour is predicted, not adopted."""
-        replayed = self.backend_description.startswith("replayed: simulated")
-        return self.backend in _MODELLED or self.is_prediction or replayed
+        return is_modelled(self.backend, self.backend_description)
 
     @property
     def changes_nothing(self) -> bool:

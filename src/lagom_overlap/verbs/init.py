@@ -19,9 +19,9 @@ from lagom_overlap.analysis.trace_gpu import cluster_of_trace
 from lagom_overlap.errors import JobError, LagomError, OutputError
 from lagom_overlap.hardware import Cluster
 from lagom_overlap.jobfile.memory import check_memory
-from lagom_overlap.jobfile.spec import ClusterTable, moved, parse_job
+from lagom_overlap.jobfile.spec import MAX_JOB_BYTES, ClusterTable, moved, parse_job
 from lagom_overlap.jobfile.step import SEQ_LEN, JobStep, cluster_of, job_step, stated_cluster
-from lagom_overlap.record import write_private
+from lagom_overlap.record import read_regular, write_private
 from lagom_overlap.trace.files import distinct_files
 from lagom_overlap.trace.reader import is_trace, read_traces
 from lagom_overlap.units import NS, format_bytes, format_memory, format_seconds
@@ -99,7 +99,9 @@ def _of_model(request: _Whole) -> InitResult:
     name = request.source
     if model_text:
         model_path = request.out.with_name(f"{model.name}.model.toml")
-        files[model_path], name = model_text, str(model_path)
+        name = str(model_path)
+        if not model_path.is_file() or read_regular(model_path, MAX_JOB_BYTES) != model_text:
+            files[model_path] = model_text
     for path in files:
         _check_new(path)
     with TemporaryDirectory() as folder:

@@ -7,12 +7,25 @@ from typing import Final
 from lagom_overlap.errors import JobError
 from lagom_overlap.jobfile.run_folder import RUNS_FOLDER, RunFolder, SavedRun, list_runs
 from lagom_overlap.results.listing import ListedRun, RunsResult
+from lagom_overlap.results.tune import is_modelled
 
 REPORT: Final = "report.html"
 _UNITS: Final = ("_per_s", "_s", "_bytes", "mfu")
 """Ends of the keys that are figures."""
 _DEPTH: Final = 3
 """Tables in tables whose figures are looked at: below lie those of single collectives and ranks."""
+
+
+def verdict_words(result: object) -> str:
+    """What a run of `lagom tune` concluded, from its run.json; "" where it has no verdict."""
+    verdict = result.get("verdict") if isinstance(result, dict) else None
+    if not isinstance(result, dict) or not isinstance(verdict, dict) or "adopted" not in verdict:
+        return ""
+    if verdict["adopted"] is not True:
+        return "not adopted, the default stays"
+    if is_modelled(str(result.get("backend")), str(result.get("backend_description"))):
+        return "faster by the model, not measured: only an A/B on the machine can adopt it"
+    return "adopted"
 
 
 def figures(result: object, place: str = "", depth: int = _DEPTH) -> Iterator[tuple[str, str, float]]:

@@ -30,7 +30,7 @@ from lagom_overlap.tuners.journal import StepKind
 from lagom_overlap.tuners.rows import GroupRow
 from lagom_overlap.units import format_bytes, format_memory, format_percent, format_seconds
 from lagom_overlap.verbs.plan_file import MAX_PLAN_BYTES, check_plan_file
-from lagom_overlap.verbs.saved_runs import figures
+from lagom_overlap.verbs.saved_runs import figures, verdict_words
 
 _MAGIC: Final = table_layout.TABLE_MAGIC.to_bytes(8, "little")
 _HEAD: Final = 4096
@@ -91,7 +91,7 @@ def _run(path: Path) -> ShowResult:
     if saved.kind is RunKind.TUNE and result is None:
         said.append("cut off: its process is gone" if saved.has_no_process else "goes on, or its end is not known")
     if isinstance(result, dict):
-        said += _verdict(result)
+        said += [f"verdict: {words}"] if (words := verdict_words(result)) else []
         said += [_figure_text(*figure) for figure in figures(result)]
         lists = [notes for key in ("notes", "warnings") if isinstance(notes := result.get(key), list)]
         said += [f"note: {note}" for notes in lists for note in notes]
@@ -163,11 +163,6 @@ def _is_adopted(result: object) -> bool | None:
     return verdict["adopted"] is True if isinstance(verdict, dict) and "adopted" in verdict else None
 
 
-def _verdict(result: object) -> tuple[str, ...]:
-    adopted = _is_adopted(result)
-    return () if adopted is None else ("verdict: adopted" if adopted else "verdict: not adopted, the default stays",)
-
-
 def _figure_text(name: str, unit: str, value: float) -> str:
     words = name.removesuffix(unit).replace(".", " ").replace("_", " ").strip()
     match unit:
@@ -230,7 +225,7 @@ def _configs(path: Path, raw: Mapping[str, object]) -> ShowResult:
         )
     except (msgspec.ValidationError, ValueError) as error:
         raise BundleError(f"{str(path)!r} is damaged: {in_words(str(error))}") from None
-    adopted = "adopted by its verdict" if raw["adopted"] is True else "not adopted: the default stays"
+    adopted = "found faster by its verdict" if raw["adopted"] is True else "not adopted: the default stays"
     return ShowResult(
         path=path,
         what=f"settings of a run of lagom tune, {adopted}",

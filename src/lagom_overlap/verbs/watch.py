@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from lagom_overlap.errors import JobError
 from lagom_overlap.jobfile.run_folder import RUNS_FOLDER, RunFolder, RunKind, SavedRun, list_runs
@@ -14,6 +14,7 @@ from lagom_overlap.tuners.problem import most_verdict_steps
 from lagom_overlap.tuners.registry import search_measurements
 from lagom_overlap.units import format_seconds
 from lagom_overlap.verbs.run_files import METRICS, num_contenders, read_run, tried_in, whole_lines
+from lagom_overlap.verbs.saved_runs import verdict_words
 
 _FOLLOWED: Final = (RunKind.TUNE, RunKind.RUN)
 """Verbs that leave something before they end."""
@@ -110,7 +111,7 @@ def _search(saved: SavedRun) -> Watched:
     if isinstance(result, dict):
         now = "interrupted" if result.get("interrupted") else "ended"
         follow = f"lagom resume {name}" if result.get("interrupted") else f"lagom show {name}, or lagom open {name}"
-        ending = (_verdict(result.get("verdict")), f"next: {follow}")
+        ending = (f"result: {verdict_words(result) or 'no verdict was reached'}", f"next: {follow}")
     elif saved.has_no_process:
         ending = _cut_off(saved, f"lagom resume {name}")
     return Watched(what=f"lagom tune of {spec.job.name!r}", now=now, groups=tuple(_stands(tried)), ending=ending)
@@ -118,12 +119,6 @@ def _search(saved: SavedRun) -> Watched:
 
 def _counted(number: int) -> str:
     return "1 measurement" if number == 1 else f"{number} measurements"
-
-
-def _verdict(verdict: Any) -> str:
-    if not isinstance(verdict, dict):
-        return "result: no verdict was reached"
-    return "result: adopted" if verdict.get("adopted") else "result: not adopted, the default stays"
 
 
 def _cut_off(saved: SavedRun, follow: str) -> tuple[str, ...]:
