@@ -183,3 +183,11 @@ def test_a_pickle_that_is_no_dump_is_refused_in_one_line_and_runs_nothing(tmp_pa
         read_traces([path])
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "touched").exists()
+
+
+def test_a_dump_that_counts_its_values_otherwise_is_refused_before_it_takes_memory(tmp_path):
+    """An empty table, stored as value 2^26: C's unpickler allots 1 GiB for it, and what it loads would be a dump."""
+    path = tmp_path / "nccl_trace_rank_0"
+    path.write_bytes(b"\x80\x02}r\x00\x00\x00\x04.")
+    with pytest.raises(TraceError, match="its opcode 2 is value 67108864"):
+        read_traces([path])

@@ -219,3 +219,11 @@ def test_a_mistake_is_one_line_and_writes_nothing(
     assert message in printed.err
     assert printed.err.count("\n") == 1
     assert not Path("lagom-runs").exists()
+
+
+def test_the_frontier_goes_by_memory_as_a_number(tmp_path: Path) -> None:
+    result = run_layouts(replace_out(SMALL, tmp_path / "run"))
+    sizes = (9_900_000_000, 10_100_000_000, 99_000_000_000)
+    rows = tuple(replace(result.rows[0], memory_bytes=size, is_on_frontier=True) for size in sizes)
+    _, frontier = replace(result, rows=rows[::-1]).figure().data
+    assert list(frontier.x) == [9.9, 10.1, 99.0]
