@@ -12,7 +12,8 @@ from job_of_threads import FakeStore
 
 from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigKey, ConfigTable
 from lagom_overlap.errors import BackendError
-from lagom_overlap.export.plugin_table import CHECKSUM_VARIABLE, checksum_of
+from lagom_overlap.export.plugin_table import checksum_of
+from lagom_overlap.export.run_variables import TABLE_CHECKSUM_VARIABLE
 from lagom_overlap.nccl_plugin.library import TunerPlugin
 from lagom_overlap.nccl_plugin.table_writer import ProcessCommunicator, encode_table, write_table
 from lagom_overlap.online.agreed_table import apply_on_all, meet
@@ -43,7 +44,7 @@ class Ranks:
             write_table(folder / f"table{rank}.bin", table())
             self.plugins.append(TunerPlugin(path))
             self.environments.append(
-                {"LAGOM_TABLE": str(folder / f"table{rank}.bin"), CHECKSUM_VARIABLE: checksum_of(table())}
+                {"LAGOM_TABLE": str(folder / f"table{rank}.bin"), TABLE_CHECKSUM_VARIABLE: checksum_of(table())}
             )
 
     def path(self, rank):
@@ -138,7 +139,7 @@ def test_what_one_rank_lacks_all_do_without_and_know_why(ranks, harm, words):
 def test_ranks_that_were_started_with_different_tables_use_none(ranks):
     other = table(channels=5)
     ranks.path(0).write_bytes(other)
-    ranks.environments[0][CHECKSUM_VARIABLE] = checksum_of(other)
+    ranks.environments[0][TABLE_CHECKSUM_VARIABLE] = checksum_of(other)
     refusals, generations = ranks.begin()
     assert generations == [0] * NUM_RANKS
     assert "was started with other settings than the others" in refusals[0]
@@ -147,7 +148,7 @@ def test_ranks_that_were_started_with_different_tables_use_none(ranks):
 
 def test_a_table_that_the_plug_in_refuses_is_used_by_none(ranks):
     for rank in range(NUM_RANKS):
-        ranks.environments[rank][CHECKSUM_VARIABLE] = checksum_of(b"no table")
+        ranks.environments[rank][TABLE_CHECKSUM_VARIABLE] = checksum_of(b"no table")
         ranks.path(rank).write_bytes(b"no table")
     refusals, generations = ranks.begin()
     assert generations == [0] * NUM_RANKS

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lagom_overlap.online.conclusions import COMMAND_VARIABLE, Stand, command_text, of_proof, of_tuning
+from lagom_overlap.export.run_variables import COMMAND_VARIABLE
+from lagom_overlap.online.conclusions import Stand, command_text, of_proof, of_tuning
 from lagom_overlap.online.options import OnlineOptions
 from lagom_overlap.online.ranks.check import Arm, Check
 from lagom_overlap.online.ranks.messages import SwitchState

@@ -12,7 +12,8 @@ from job_of_threads import FakeStore
 
 from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigKey, ConfigTable
 from lagom_overlap.errors import BackendError
-from lagom_overlap.export.plugin_table import CHECKSUM_VARIABLE, checksum_of
+from lagom_overlap.export.plugin_table import checksum_of
+from lagom_overlap.export.run_variables import TABLE_CHECKSUM_VARIABLE
 from lagom_overlap.nccl_plugin.fake_host import FakeNccl, load_fake_library
 from lagom_overlap.nccl_plugin.library import TunerPlugin
 from lagom_overlap.nccl_plugin.table_writer import ProcessCommunicator, encode_table, write_table
@@ -149,7 +150,7 @@ def test_a_job_of_one_rank_and_each_rank_of_more_takes_the_table_from_memory_or_
     monkeypatch.setattr(launch_fixed, "store_of", lambda name, timeout_s: store)
     path = Path(os.environ["LAGOM_TABLE"])
     environment = {"NCCL_TUNER_PLUGIN": os.environ["NCCL_TUNER_PLUGIN"], "RANK": "0", "LAGOM_TABLE": str(path)}
-    environment[CHECKSUM_VARIABLE] = checksum_of(path.read_bytes())
+    environment[TABLE_CHECKSUM_VARIABLE] = checksum_of(path.read_bytes())
     path.chmod(0o666)  # NCCL's own load of it is refused
     comm = nccl.comm()
     assert channels(comm) == 0
@@ -184,7 +185,7 @@ def test_a_rank_that_fails_before_it_meets_the_others_decides_by_no_table(nccl, 
         "LAGOM_RUN_MODE": "fixed",
         "LAGOM_RUN_FOLDER": str(tmp_path),
         "RANK": "0",
-        CHECKSUM_VARIABLE: checksum_of(path.read_bytes()),
+        TABLE_CHECKSUM_VARIABLE: checksum_of(path.read_bytes()),
     }.items():
         monkeypatch.setenv(name, value)
     comm = nccl.comm()

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from lagom_overlap.errors import OutputError
+from lagom_overlap.export.run_variables import FIRST_WORLD_VARIABLE
 from lagom_overlap.online.events import rank_of
-from lagom_overlap.online.run_jobs import FIRST_WORLD_VARIABLE, Meeting, meeting_of, note_rank, settle
+from lagom_overlap.online.run_jobs import Meeting, meeting_of, note_rank, settle
 from ports import free_port
 
 OUTER = {"MASTER_PORT": "29500", "RANK": "1", "WORLD_SIZE": "2"}

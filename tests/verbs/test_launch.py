@@ -17,12 +17,13 @@ from lagom_overlap.cli import main
 from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigKey, ConfigTable
 from lagom_overlap.errors import BundleError, JobError, LagomError, OutputError, UnknownNameError
 from lagom_overlap.export.plugin_table import checksum_of
+from lagom_overlap.export.run_variables import RunMode
 from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
 from lagom_overlap.nccl_plugin.table_reader import read_table
 from lagom_overlap.nccl_plugin.table_writer import encode_table
-from lagom_overlap.online import conclusions, launch_session, run_jobs
+from lagom_overlap.online import launch_session
 from lagom_overlap.verbs import run as launch
-from lagom_overlap.verbs.run import LaunchRequest, RunMode, command_of, prepare
+from lagom_overlap.verbs.run import LaunchRequest, command_of, prepare
 from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
 
 PYTHON = sys.executable
@@ -653,15 +654,3 @@ def test_a_plan_for_fsdp2_reaches_the_ranks_as_data(tmp_path, plugin_library):
     assert made.environment["LAGOM_RUN_PLAN_CHECKSUM"] == checksum_of(
         Path(made.environment["LAGOM_RUN_PLAN"]).read_bytes()
     )
-
-
-def test_launcher_and_ranks_call_their_variables_the_same():
-    launch_fixed, launch_planned, launch_session = (
-        pytest.importorskip(f"lagom_overlap.online.{name}")
-        for name in ("launch_fixed", "launch_planned", "launch_session")
-    )
-    for module in (conclusions, launch_fixed, launch_planned, launch_session, run_jobs):
-        names = {name for name in vars(module) if name.endswith("_VARIABLE")} & {*vars(launch)}
-        assert names
-        assert all(getattr(module, name) == getattr(launch, name) for name in names)
-    assert launch_session.PART_VARIABLE == launch.PART_VARIABLE

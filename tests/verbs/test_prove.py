@@ -16,6 +16,7 @@ import lagom_overlap
 from lagom_overlap.cli import main
 from lagom_overlap.collective import ConfigTable
 from lagom_overlap.errors import BundleError, JobError
+from lagom_overlap.export.run_variables import RunMode
 from lagom_overlap.nccl_plugin.table_writer import encode_table, write_table
 from lagom_overlap.report.proof_page import render_proof
 from lagom_overlap.results.proof import ProofDecision, ProofWay, next_line
@@ -23,7 +24,7 @@ from lagom_overlap.results.step_times import RunSteps, write_step_times
 from lagom_overlap.tuners.sequential import ALPHA
 from lagom_overlap.verbs.given import given
 from lagom_overlap.verbs.prove import FEW_ALPHA, error_rate, prove_by_restarts
-from lagom_overlap.verbs.run import LaunchRequest, PreparedLaunch, RunMode
+from lagom_overlap.verbs.run import LaunchRequest, PreparedLaunch
 from lagom_overlap.verbs.saved_runs import report_of, run_runs
 from lagom_overlap.verbs.show import run_show
 

@@ -9,10 +9,11 @@ import os
 
 from lagom_overlap.cli.flags import RESTARTS
 from lagom_overlap.errors import JobError
+from lagom_overlap.export.run_variables import RunMode
 from lagom_overlap.interrupts import exit_code, received
 from lagom_overlap.stderr import write_lines
 from lagom_overlap.verbs.given import GivenKind, given
-from lagom_overlap.verbs.run import LaunchRequest, RunMode, command_of, is_disabled, prepare, replace_process
+from lagom_overlap.verbs.run import LaunchRequest, command_of, is_disabled, prepare, replace_process
 
 
 def run(arguments: argparse.Namespace) -> int:

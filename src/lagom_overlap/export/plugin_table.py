@@ -7,8 +7,6 @@ from lagom_overlap.export.deployment import Deployment, Exported, site_words
 from lagom_overlap.nccl_plugin.table_writer import encode_table
 
 FILE_NAME: Final = "lagom_table.bin"
-CHECKSUM_VARIABLE: Final = "LAGOM_RUN_TABLE"
-"""What `lagom run --config` says of the table that it wrote, for the ranks that read it."""
 FIRST_GENERATION: Final = 1
 """Generation of an exported table; a running job swaps in ever larger ones."""
 

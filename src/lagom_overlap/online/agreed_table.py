@@ -14,12 +14,12 @@ from pathlib import Path
 
 from lagom_overlap.engines.bounded import BoundedCalls, Overdue
 from lagom_overlap.errors import LagomError, TableError
-from lagom_overlap.export.plugin_table import CHECKSUM_VARIABLE, checksum_of
+from lagom_overlap.export.plugin_table import checksum_of
+from lagom_overlap.export.run_variables import FIRST_WORLD_VARIABLE, TABLE_CHECKSUM_VARIABLE
 from lagom_overlap.nccl_plugin.library import TunerPlugin
 from lagom_overlap.nccl_plugin.table_reader import MAX_TABLE_BYTES
 from lagom_overlap.online.options import DISABLE_VARIABLE, is_disabled
 from lagom_overlap.online.ranks.exchange import Exchange, Store, StoreLost
-from lagom_overlap.online.run_jobs import FIRST_WORLD_VARIABLE
 from lagom_overlap.record import read_regular
 
 
@@ -32,7 +32,7 @@ def apply_on_all(plugin: TunerPlugin, exchange: Exchange, environment: Mapping[s
         InDoubt: if the store is lost so late that this rank cannot know whether the others have it.
     """
     refusal = _prepared(plugin, environment, exchange.num_ranks)
-    refused = on_all(exchange, environment[CHECKSUM_VARIABLE], refusal, lambda: plugin.commit(0))
+    refused = on_all(exchange, environment[TABLE_CHECKSUM_VARIABLE], refusal, lambda: plugin.commit(0))
     if not refused:  # elsewhere it stays off, whatever is committed
         plugin.enable(is_enabled=True)
     return refused
@@ -85,7 +85,7 @@ def _prepared(plugin: TunerPlugin, environment: Mapping[str, str], num_ranks: in
     path = Path(environment["LAGOM_TABLE"])
     try:
         data = read_regular(path, MAX_TABLE_BYTES)
-        if checksum_of(data) != environment[CHECKSUM_VARIABLE]:
+        if checksum_of(data) != environment[TABLE_CHECKSUM_VARIABLE]:
             raise TableError(f"{path} is not the table that was written at the start")
         plugin.prepare(data, 0)
     except OSError as error:

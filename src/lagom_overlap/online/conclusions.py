@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from lagom_overlap.export.run_variables import COMMAND_VARIABLE
 from lagom_overlap.online.options import OnlineOptions
 from lagom_overlap.online.ranks.messages import SETTLED, SwitchState
 from lagom_overlap.record import describe_machine, package_versions, utc_now
@@ -18,8 +19,6 @@ if TYPE_CHECKING:  # the rank that wrote a proof loads it
     from lagom_overlap.online.ranks.check import Check
     from lagom_overlap.results.proof import ProofResult
 
-COMMAND_VARIABLE: Final = "LAGOM_RUN_COMMAND"
-"""The job's command as JSON, for the line to type next."""
 BY_RESTARTS: Final = "--restarts 6"
 """What proves the same where the running job cannot be judged, with the least number of pairs."""
 _ENDED: Final = (*SETTLED, SwitchState.OFF, SwitchState.FROZEN)

@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Final
 
 from torch import distributed as dist
-from torch import nn
 
 from lagom_overlap.collective import LaunchConfig
-from lagom_overlap.collective.sites import SiteSetting
 from lagom_overlap.errors import JobError, LagomError
 from lagom_overlap.export.env_file import CARVE_OUT_VARIABLE
-from lagom_overlap.export.plugin_table import CHECKSUM_VARIABLE
+from lagom_overlap.export.run_variables import CONFIG_VARIABLE, ENGINE_VARIABLE, TABLE_CHECKSUM_VARIABLE, WORLD_VARIABLE
 from lagom_overlap.export.saved import other_engine, other_world
 from lagom_overlap.nccl_plugin.library import TunerPlugin
 from lagom_overlap.online.agreed_table import apply_on_all, meet
@@ -25,19 +23,15 @@ from lagom_overlap.online.options import OnlineOptions
 from lagom_overlap.online.ranks.exchange import StoreLost
 from lagom_overlap.online.routes.carve_out import open_compute_route
 from lagom_overlap.online.routes.compute import ComputeRoute
-from lagom_overlap.online.run_jobs import CONFIG_VARIABLE
+from lagom_overlap.online.session import OneSetting
 from lagom_overlap.online.tuner import store_of
 from lagom_overlap.results.conclusion import Conclusion
 
-ENGINE_VARIABLE: Final = "LAGOM_RUN_ENGINE"
-"""The engine under which the settings were found; from the launcher, so that all ranks decide by the same value."""
-WORLD_VARIABLE: Final = "LAGOM_RUN_WORLD"
-"""The number of ranks with which they were found."""
 CHECKED_STEPS: Final = 2
 """Steps after which a table without a matching row is reported; the first step may not have all of the calls."""
 
 
-class Fixed:
+class Fixed(OneSetting):
     """Puts the launcher's table in force and reports if no row of it matches a call.
 
     Torch's SM carve-out, if the environment names one, is set once for the whole job.
@@ -58,27 +52,11 @@ class Fixed:
             self._plugin.enable(is_enabled=False)
             self._say(why)
 
-    def on_model(self, model: nn.Module) -> None:
-        """Nothing to do."""
-
     def on_step(self) -> None:
         """Reports once, after the first steps, if the table matches nothing."""
         self._num_steps += 1
         if self._num_steps > CHECKED_STEPS:
             self._say_misfit()
-
-    def on_update(self) -> None:
-        """Nothing."""
-
-    @staticmethod
-    def may_end() -> bool:
-        """Always: a table in force stays in force without any further action of this rank."""
-        return True
-
-    @staticmethod
-    def steady() -> tuple[SiteSetting, ...]:
-        """One setting throughout, which the table knows."""
-        return ()
 
     def why_void(self) -> str:
         """Why nothing was set, as far as rank 0 can tell: another stage of a pipeline has other calls."""
@@ -133,7 +111,7 @@ class Fixed:
 def plugin_of(environment: Mapping[str, str]) -> TunerPlugin:
     """The plug-in, which decides by no table of the launcher's until all ranks agree, whatever fails before."""
     plugin = TunerPlugin(Path(environment["NCCL_TUNER_PLUGIN"]))
-    if CHECKSUM_VARIABLE in environment:
+    if TABLE_CHECKSUM_VARIABLE in environment:
         plugin.enable(is_enabled=False)
     return plugin
 
@@ -153,7 +131,7 @@ def _refusal(environment: Mapping[str, str]) -> str:
 
 def _apply(plugin: TunerPlugin, environment: Mapping[str, str]) -> str:
     """Decides by the launcher's table where all ranks can; why they do not, empty where they do."""
-    if CHECKSUM_VARIABLE not in environment:
+    if TABLE_CHECKSUM_VARIABLE not in environment:
         return ""
     timeout_s = OnlineOptions().timeout_s
     rank, num_ranks = dist.get_rank(), dist.get_world_size()

@@ -147,7 +147,8 @@ def _tell_others(say: Callable[..., None]) -> None:
     from torch.distributed.distributed_c10d import _get_default_store  # noqa: PLC0415
 
     from lagom_overlap import __version__  # noqa: PLC0415
-    from lagom_overlap.online.options import DISABLE_VARIABLE, MODE_VARIABLE, is_disabled  # noqa: PLC0415
+    from lagom_overlap.export.run_variables import MODE_VARIABLE  # noqa: PLC0415
+    from lagom_overlap.online.options import DISABLE_VARIABLE, is_disabled  # noqa: PLC0415
 
     mode = f"off ({DISABLE_VARIABLE} is set)" if is_disabled() else os.environ[MODE_VARIABLE]
     try:

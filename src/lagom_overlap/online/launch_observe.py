@@ -14,7 +14,6 @@ from torch import nn
 from torch.profiler import ProfilerActivity
 
 from lagom_overlap.collective import CollectiveKind
-from lagom_overlap.collective.sites import SiteSetting
 from lagom_overlap.errors import OutputError, TraceError
 from lagom_overlap.nccl_plugin.library import TunerPlugin
 from lagom_overlap.nccl_plugin.record_log import Flag, RecordedDecision, RecordLog, read_record
@@ -26,6 +25,7 @@ from lagom_overlap.online.guest import say
 from lagom_overlap.online.job_profiler import OWN_PROFILER, exported
 from lagom_overlap.online.launch_steps import is_trained_in_parallel
 from lagom_overlap.online.observe import Sampler, SeenCall, Shares, conclusion, report_lines
+from lagom_overlap.online.session import OneSetting
 from lagom_overlap.record import make_folder, write_private
 from lagom_overlap.results.conclusion import Conclusion
 from lagom_overlap.trace.gpu_trace import NS_PER_S, KnobReach
@@ -147,7 +147,7 @@ def gloo_runs_of(path: Path) -> list[SeenCall]:
     return [SeenCall(call.kind, call.seconds) for call in read_operators(path, ()).collectives]
 
 
-class Observing:
+class Observing(OneSetting):
     """Samples a few steps and says what could be reached; see `observe`."""
 
     def __init__(
@@ -181,19 +181,6 @@ class Observing:
         """Samples; after the last sample the report."""
         if self._sampler.next_step():
             self._say()
-
-    def on_update(self) -> None:
-        """Nothing: the sampled step ends where the next one begins."""
-
-    @staticmethod
-    def may_end() -> bool:
-        """Always: nothing of the job was changed."""
-        return True
-
-    @staticmethod
-    def steady() -> tuple[SiteSetting, ...]:
-        """Nothing is ever set."""
-        return ()
 
     @staticmethod
     def why_void() -> str:

@@ -13,32 +13,27 @@ import msgspec
 from torch import distributed as dist
 from torch import nn
 
-from lagom_overlap.collective.sites import SiteSetting
 from lagom_overlap.engines.fx.fsdp2 import SettingCall, make_calls, setting_calls
 from lagom_overlap.errors import JobError, LagomError
 from lagom_overlap.export.plugin_table import checksum_of
+from lagom_overlap.export.run_variables import CONFIG_VARIABLE, PLAN_CHECKSUM_VARIABLE, PLAN_VARIABLE, WORLD_VARIABLE
 from lagom_overlap.export.saved import other_world
 from lagom_overlap.online.agreed_table import meet, on_all
 from lagom_overlap.online.conclusions import command_text
 from lagom_overlap.online.events import rank_of
 from lagom_overlap.online.guest import say
-from lagom_overlap.online.launch_fixed import WORLD_VARIABLE
 from lagom_overlap.online.options import DISABLE_VARIABLE, OnlineOptions, is_disabled
 from lagom_overlap.online.ranks.exchange import Exchange, InDoubt, StoreLost
-from lagom_overlap.online.run_jobs import CONFIG_VARIABLE
+from lagom_overlap.online.session import OneSetting
 from lagom_overlap.online.tuner import store_of
 from lagom_overlap.record import read_regular
 from lagom_overlap.results.conclusion import Conclusion
 from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
 
-PLAN_VARIABLE: Final = "LAGOM_RUN_PLAN"
-"""The file in which the launcher left the plan's settings."""
-PLAN_CHECKSUM_VARIABLE: Final = "LAGOM_RUN_PLAN_CHECKSUM"
-"""Its checksum, by which a rank knows that it has read what the others have."""
 _MAX_BYTES: Final = 64 << 20
 
 
-class AsStarted:
+class AsStarted(OneSetting):
     """Tells FSDP2 the plan, if there is one, and leaves everything else alone."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -61,22 +56,6 @@ class AsStarted:
         if self._is_first and not self._is_applied:
             say([f"the plan is not applied: {self._why}"])
 
-    def on_step(self) -> None:
-        """Nothing."""
-
-    def on_update(self) -> None:
-        """Nothing."""
-
-    @staticmethod
-    def may_end() -> bool:
-        """Always: what FSDP2 was told stays."""
-        return True
-
-    @staticmethod
-    def steady() -> tuple[SiteSetting, ...]:
-        """One setting throughout."""
-        return ()
-
     def why_void(self) -> str:
         """Why the plan was not applied."""
         return self._why if self._plan and not self._is_applied else ""
@@ -90,9 +69,6 @@ class AsStarted:
             return Conclusion("the plan was not applied", self._why, f"lagom run --observe -- {command}")
         what = "FSDP2 was told the plan" if self._plan else "the job ran with the environment file"
         return Conclusion(what, f"it is {config}", f"lagom run --prove {config} -- {command}")
-
-    def close(self) -> None:
-        """Nothing: what FSDP2 was told ends with the job."""
 
 
 def _told(model: nn.Module, environment: Mapping[str, str]) -> str:

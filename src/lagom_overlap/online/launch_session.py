@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import torch
@@ -20,6 +20,17 @@ from torch import nn
 
 from lagom_overlap.collective.sites import SiteSetting
 from lagom_overlap.errors import BackendError, JobError, OutputError
+from lagom_overlap.export.run_variables import (
+    COMPARE_VARIABLE,
+    CONFIG_VARIABLE,
+    FIRST_WORLD_VARIABLE,
+    FOLDER_VARIABLE,
+    JOB_STEPS_VARIABLE,
+    MODE_VARIABLE,
+    PART_VARIABLE,
+    TUNER_VARIABLE,
+    RunMode,
+)
 from lagom_overlap.export.saved import SETTINGS_NAME
 from lagom_overlap.online import conclusions
 from lagom_overlap.online.device import DeviceEvent, job_device, nccl_in_use
@@ -27,18 +38,11 @@ from lagom_overlap.online.events import JsonLines, PrometheusFile, rank_of
 from lagom_overlap.online.guest import safely, say
 from lagom_overlap.online.job_profiler import OWN_PROFILER
 from lagom_overlap.online.launch_steps import TrainingSteps, is_trained, is_trained_in_parallel
-from lagom_overlap.online.options import MODE_VARIABLE, OnlineOptions, is_disabled
+from lagom_overlap.online.options import OnlineOptions, is_disabled
 from lagom_overlap.online.ranks.exchange import InDoubt
 from lagom_overlap.online.ranks.messages import SETTLED, SwitchState
-from lagom_overlap.online.run_jobs import (
-    COMPARE_VARIABLE,
-    CONFIG_VARIABLE,
-    FIRST_WORLD_VARIABLE,
-    FOLDER_VARIABLE,
-    JOB_STEPS_VARIABLE,
-    TUNER_VARIABLE,
-    note_rank,
-)
+from lagom_overlap.online.run_jobs import note_rank
+from lagom_overlap.online.session import Session
 from lagom_overlap.online.step_clock import HostEvent, IntervalClock
 from lagom_overlap.online.tuner import OnlineTuner
 from lagom_overlap.record import write_private
@@ -52,38 +56,8 @@ if TYPE_CHECKING:  # one rank has one, of some jobs
 CONTEST_NAME: Final = "compare.json"
 TRACES: Final = "traces"
 """Where `--observe` leaves a sampled step of the first ranks, for `lagom analyze`."""
-PART_VARIABLE: Final = "LAGOM_RUN_PART"
-"""Set in each run of a proof by restarts, which says at its own end what came of them."""
 FLUSH_EVERY: Final = 50
 """Steps between two writes of the metrics if nothing happens. Bounds the cost per step; chosen, not measured."""
-
-
-class Session(Protocol):
-    """What is done with a job."""
-
-    def steady(self) -> tuple[SiteSetting, ...] | None:
-        """The settings under which steps run as they would go on to; None while something is tried."""
-
-    def why_void(self) -> str:
-        """Why the times of its steps say nothing of what was asked for; empty if they do."""
-
-    def conclusion(self) -> Conclusion:
-        """What came of it, once it is closed."""
-
-    def on_model(self, model: nn.Module) -> None:
-        """The model is known; its first step follows."""
-
-    def on_step(self) -> None:
-        """A step begins."""
-
-    def on_update(self) -> None:
-        """An optimizer has made its step."""
-
-    def may_end(self) -> bool:
-        """Whether this rank can end it alone, between two steps, while the others go on."""
-
-    def close(self) -> None:
-        """The job ends."""
 
 
 class Rank:
@@ -383,7 +357,9 @@ def begin_session(environment: Mapping[str, str]) -> Rank:
     """
     mode, folder, rank = environment[MODE_VARIABLE], Path(environment[FOLDER_VARIABLE]), rank_of(environment)
     nccl = nccl_in_use()
-    has_plugin = nccl is not None and (mode == "fixed" or (mode == "observe" and bool(environment.get("LAGOM_RECORD"))))
+    has_plugin = nccl is not None and (
+        mode == RunMode.FIXED or (mode == RunMode.OBSERVE and bool(environment.get("LAGOM_RECORD")))
+    )
     plugin = None
     # Here and below what a mode needs, not at the top: a job that is tuned online needs none of it.
     if has_plugin:
@@ -397,7 +373,7 @@ def begin_session(environment: Mapping[str, str]) -> Rank:
     )
     events.write("begin", mode=mode, world_size=dist.get_world_size(), backend=dist.get_backend())
     match mode:
-        case "observe":
+        case RunMode.OBSERVE:
             from lagom_overlap.online.launch_observe import Observing  # noqa: PLC0415
             from lagom_overlap.online.routes.nccl import expanded  # noqa: PLC0415
 
@@ -407,7 +383,7 @@ def begin_session(environment: Mapping[str, str]) -> Rank:
                 nccl, events, metrics, rank=rank, record=record, plugin=plugin, traces=folder / TRACES
             )
             return session_of(observing)
-        case "online" | "prove" | "held":
+        case RunMode.ONLINE | RunMode.PROVE | RunMode.HELD:
             config = environment.get(CONFIG_VARIABLE)
             tuning = Tuning(
                 events,
@@ -420,24 +396,24 @@ def begin_session(environment: Mapping[str, str]) -> Rank:
             # On gloo an adapter has to fit the model; below the plug-in any framework will do.
             accepts = is_trained_in_parallel if nccl is None else is_trained
             return session_of(tuning, accepts=accepts)
-        case "fixed":
+        case RunMode.FIXED:
             from lagom_overlap.online.launch_fixed import Fixed  # noqa: PLC0415
 
             return session_of(Fixed(plugin, environment))
-        case "planned":
+        case RunMode.PLANNED:
             from lagom_overlap.online.launch_planned import AsStarted  # noqa: PLC0415
 
             return session_of(AsStarted(environment))
         case _:
-            raise JobError(f"{MODE_VARIABLE} is {mode!r}; allowed: observe, online, prove, held, fixed, planned")
+            raise JobError(f"{MODE_VARIABLE} is {mode!r}, allowed: {', '.join(RunMode)}")
 
 
 def options_of(mode: str, environment: Mapping[str, str]) -> OnlineOptions:
     """Online tuning's of a mode; what only judges or holds settings is done with that, and does not watch."""
     match mode:
-        case "prove":
+        case RunMode.PROVE:
             return OnlineOptions(searches=False, watch_steps=0, max_rearms=0)
-        case "held":
+        case RunMode.HELD:
             return OnlineOptions(searches=False, watch_steps=0, max_rearms=0, check_share=0.0)
         case _:
             return OnlineOptions(

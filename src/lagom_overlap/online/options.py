@@ -9,8 +9,6 @@ from typing import Final
 from lagom_overlap.tuners.problem import MAX_PAIRS, MIN_PAIRS, most_verdict_steps
 from lagom_overlap.tuners.registry import DEFAULT, OURS
 
-MODE_VARIABLE: Final = "LAGOM_RUN_MODE"
-"""The mode of `lagom run` in its ranks: observe, online or fixed."""
 DISABLE_VARIABLE: Final = "LAGOM_DISABLE"
 LEAST_WINDOW: Final = 4
 """The shortest window: one step to settle, two measured ones for a median, and one while the reports travel."""

@@ -24,18 +24,10 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 
 from lagom_overlap.errors import OutputError
+from lagom_overlap.export.run_variables import FIRST_WORLD_VARIABLE, FOLDER_VARIABLE, RUN_VARIABLE
 from lagom_overlap.online.events import RANK_VARIABLE, rank_of
 from lagom_overlap.record import check_own_folder, make_folder, read_regular
 
-FOLDER_VARIABLE: Final = "LAGOM_RUN_FOLDER"
-RUN_VARIABLE: Final = "LAGOM_RUN_ID"
-CONFIG_VARIABLE: Final = "LAGOM_RUN_CONFIG"
-TUNER_VARIABLE: Final = "LAGOM_RUN_TUNER"
-JOB_STEPS_VARIABLE: Final = "LAGOM_RUN_JOB_STEPS"
-COMPARE_VARIABLE: Final = "LAGOM_RUN_COMPARE"
-"""Tuners by comma."""
-FIRST_WORLD_VARIABLE: Final = "LAGOM_RUN_FIRST_WORLD"
-"""The number of ranks of the run's first job; set in the ranks of its other jobs."""
 _RING_VARIABLES: Final = ("LAGOM_RECORD", "LAGOM_PROFILE")
 _MAX_BYTES: Final = 1 << 16
 _MAX_JOBS: Final = 1000

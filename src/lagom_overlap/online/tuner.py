@@ -34,6 +34,7 @@ from lagom_overlap.collective import ConfigKey, LaunchConfig
 from lagom_overlap.collective.sites import RoleCycle, SiteSetting, key_of, role_cycles
 from lagom_overlap.engines.bounded import BoundedCalls, Overdue
 from lagom_overlap.errors import BackendError, BundleError, LagomError
+from lagom_overlap.export.run_variables import MODE_VARIABLE
 from lagom_overlap.export.saved import SavedSettings, read_saved, write_saved
 from lagom_overlap.online.device import (
     DeviceEvent,
@@ -47,7 +48,7 @@ from lagom_overlap.online.graph_captures import GRAPH_CAPTURES
 from lagom_overlap.online.job_profiler import OWN_PROFILER, why_not_now
 from lagom_overlap.online.journal import JournalFile
 from lagom_overlap.online.launch_steps import is_pipelined
-from lagom_overlap.online.options import DISABLE_VARIABLE, MODE_VARIABLE, OnlineOptions, is_disabled
+from lagom_overlap.online.options import DISABLE_VARIABLE, OnlineOptions, is_disabled
 from lagom_overlap.online.ranks.exchange import Exchange, Store, StoreLost
 from lagom_overlap.online.ranks.member import Adopted, Member, calls_so_far
 from lagom_overlap.online.ranks.messages import SETTLED, SwitchState

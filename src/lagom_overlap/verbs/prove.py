@@ -17,6 +17,7 @@ from random import Random
 from typing import Final
 
 from lagom_overlap.errors import JobError, LagomError
+from lagom_overlap.export.run_variables import PART_VARIABLE, RunMode
 from lagom_overlap.interrupts import received
 from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
 from lagom_overlap.record import describe_machine, package_versions, utc_now
@@ -27,11 +28,9 @@ from lagom_overlap.tuners.sequential import ALPHA, Decision, Judgement, pairs_of
 from lagom_overlap.units import format_seconds
 from lagom_overlap.verbs.given import Given, GivenKind, given
 from lagom_overlap.verbs.run import (
-    PART_VARIABLE,
     TABLE_VARIABLE,
     LaunchRequest,
     PreparedLaunch,
-    RunMode,
     is_one_of_several,
     nodes_named,
     prepare,

@@ -23,7 +23,6 @@ import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
@@ -33,7 +32,23 @@ import lagom_overlap
 from lagom_overlap.errors import JobError, LagomError, MissingDependencyError, OutputError
 from lagom_overlap.export.deployment import Deployment
 from lagom_overlap.export.env_file import CARVE_OUT_VARIABLE
-from lagom_overlap.export.plugin_table import CHECKSUM_VARIABLE, FILE_NAME, checksum_of, plugin_table
+from lagom_overlap.export.plugin_table import FILE_NAME, checksum_of, plugin_table
+from lagom_overlap.export.run_variables import (
+    COMMAND_VARIABLE,
+    COMPARE_VARIABLE,
+    CONFIG_VARIABLE,
+    ENGINE_VARIABLE,
+    FOLDER_VARIABLE,
+    JOB_STEPS_VARIABLE,
+    MODE_VARIABLE,
+    PLAN_CHECKSUM_VARIABLE,
+    PLAN_VARIABLE,
+    RUN_VARIABLE,
+    TABLE_CHECKSUM_VARIABLE,
+    TUNER_VARIABLE,
+    WORLD_VARIABLE,
+    RunMode,
+)
 from lagom_overlap.export.saved import GLOO_ROUTE, read_saved
 from lagom_overlap.jobfile.conflicts import conflicts
 from lagom_overlap.jobfile.nccl_conf import with_conf_files
@@ -47,20 +62,6 @@ from lagom_overlap.results.base import encoded
 from lagom_overlap.tuners.registry import DEFAULT, OURS, check_tuner_name
 from lagom_overlap.verbs.given import Given, GivenKind, given, read_environment
 
-MODE_VARIABLE: Final = "LAGOM_RUN_MODE"
-FOLDER_VARIABLE: Final = "LAGOM_RUN_FOLDER"
-RUN_VARIABLE: Final = "LAGOM_RUN_ID"
-CONFIG_VARIABLE: Final = "LAGOM_RUN_CONFIG"
-TUNER_VARIABLE: Final = "LAGOM_RUN_TUNER"
-JOB_STEPS_VARIABLE: Final = "LAGOM_RUN_JOB_STEPS"
-COMPARE_VARIABLE: Final = "LAGOM_RUN_COMPARE"
-ENGINE_VARIABLE: Final = "LAGOM_RUN_ENGINE"
-WORLD_VARIABLE: Final = "LAGOM_RUN_WORLD"
-COMMAND_VARIABLE: Final = "LAGOM_RUN_COMMAND"
-PLAN_VARIABLE: Final = "LAGOM_RUN_PLAN"
-PLAN_CHECKSUM_VARIABLE: Final = "LAGOM_RUN_PLAN_CHECKSUM"
-PART_VARIABLE: Final = "LAGOM_RUN_PART"
-"""Set in each run of a proof by restarts, which says at its own end what came of them."""
 TABLE_VARIABLE: Final = "LAGOM_TABLE"
 PLAN_SETTINGS_NAME: Final = "fsdp2.json"
 """What the ranks read of a plan, in the run's folder."""
@@ -76,22 +77,6 @@ _SIZE_VARIABLES: Final = ("SLURM_STEP_NUM_TASKS", "WORLD_SIZE", "OMPI_COMM_WORLD
 
 Slurm sets SLURM_NTASKS in a batch script and under salloc, too, where one process runs. A step's number is of srun.
 """
-
-
-class RunMode(StrEnum):
-    """What is done with the job.
-
-    FIXED decides by a table; HELD sets what online tuning saved on gloo; PLANNED runs it as it is started, with an
-    environment file's variables or FSDP2 told a plan, and times its steps. OBSERVE changes nothing, ONLINE tunes, PROVE
-    judges saved settings.
-    """
-
-    FIXED = "fixed"
-    HELD = "held"
-    PLANNED = "planned"
-    OBSERVE = "observe"
-    ONLINE = "online"
-    PROVE = "prove"
 
 
 _WITHOUT_PLUGIN: Final = (RunMode.PLANNED, RunMode.HELD)
@@ -192,7 +177,7 @@ def prepare(request: LaunchRequest, environment: Mapping[str, str]) -> PreparedL
             warnings += note
         if fixed is not None and fixed.table is not None:
             write_table(files / FILE_NAME, fixed.table)
-            prepared[CHECKSUM_VARIABLE] = checksum_of(fixed.table)
+            prepared[TABLE_CHECKSUM_VARIABLE] = checksum_of(fixed.table)
     if fixed is not None:
         prepared |= _fixed_variables(fixed, folder)
     prepared |= {
