@@ -10,8 +10,8 @@ import msgspec
 from lagom_overlap.errors import BundleError, in_words
 from lagom_overlap.record import read_regular, write_private
 from lagom_overlap.report.render import render
-from lagom_overlap.results.base import encoded
-from lagom_overlap.results.proof import ProofDecision, ProofResult
+from lagom_overlap.results.base import decoded, encoded
+from lagom_overlap.results.proof import ProofResult
 from lagom_overlap.units import format_percent, format_seconds
 
 PROOF_NAME: Final = "proof.json"
@@ -29,16 +29,7 @@ def write_proof(folder: Path, result: ProofResult) -> None:
     write_private(folder / PAGE_NAME, render_proof(result).encode())
 
 
-class SavedProof(msgspec.Struct, frozen=True, kw_only=True):
-    """What proof.json says in words: see `ProofResult`."""
-
-    subject: str
-    decision: ProofDecision
-    reason: str
-    next_line: str
-
-
-def read_proof(run: Path) -> SavedProof | None:
+def read_proof(run: Path) -> ProofResult | None:
     """The proof in the folder of a run; None where nothing was proven.
 
     Raises:
@@ -48,10 +39,10 @@ def read_proof(run: Path) -> SavedProof | None:
     if not path.is_file():
         return None
     try:
-        return msgspec.json.decode(read_regular(path, _MAX_BYTES), type=SavedProof)
+        return decoded(ProofResult, msgspec.json.decode(read_regular(path, _MAX_BYTES)))
     except OSError as error:
         raise BundleError(f"{str(path)!r} cannot be read: {error.strerror}") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, ValueError) as error:
         raise BundleError(f"{str(path)!r} is damaged: {in_words(str(error))}") from None
 
 

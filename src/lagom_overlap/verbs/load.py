@@ -3,7 +3,7 @@
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, TypeVar, cast
+from typing import Final, cast
 
 import msgspec
 
@@ -13,9 +13,8 @@ from lagom_overlap.jobfile.run_folder import RECORD, RunFolder, RunKind, SavedRu
 from lagom_overlap.record import read_regular
 from lagom_overlap.registry import RESULTS
 from lagom_overlap.registry import load as load_registered
-from lagom_overlap.report.proof_page import PROOF_NAME
+from lagom_overlap.report.proof_page import read_proof
 from lagom_overlap.results.base import Result, decoded
-from lagom_overlap.results.proof import ProofResult
 from lagom_overlap.results.tune import MeasuredSearch, TuneResult
 from lagom_overlap.trace.chrome_writer import read_timelines
 from lagom_overlap.verbs.own_trace import read_own_run
@@ -49,16 +48,14 @@ def load_run(path: Path) -> Result:
     """
     saved = RunFolder.read(path)
     if saved.kind is RunKind.RUN:
-        if PROOF_NAME in saved.files:
-            return _decoded(saved, ProofResult, msgspec.json.decode(_content(path / PROOF_NAME)))
-        return read_run(saved)
+        return read_proof(path) or read_run(saved)
     if saved.kind is RunKind.REPRODUCE:
         raise BundleError(
             f"{str(path)!r} is a run of lagom reproduce, whose figures have no typed result: read 'result' in {RECORD}"
         )
     if saved.record.result is None:
         raise BundleError(f"{str(path)!r} is a run of lagom {saved.kind} that has not ended, or was cut off")
-    result = _decoded(saved, _class_of(saved), saved.record.result)
+    result = _decoded(saved)
     _attach(result, saved)
     return result
 
@@ -76,12 +73,9 @@ def _class_of(saved: SavedRun) -> type[Result]:
         ) from None
 
 
-_R = TypeVar("_R", bound=Result)
-
-
-def _decoded(saved: SavedRun, kind: type[_R], raw: object) -> _R:
+def _decoded(saved: SavedRun) -> Result:
     try:
-        return decoded(kind, raw)
+        return decoded(_class_of(saved), saved.record.result)
     except (msgspec.ValidationError, ValueError, LagomError) as error:
         made_by = saved.record.versions.get("lagom-overlap", "?")
         raise BundleError(
