@@ -14,7 +14,7 @@ from toy_overlap import channels, channels_only, drive, failing, problem
 
 from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, ConfigSpace, Protocol, Subspace
 from lagom_overlap.engines.gloo_space import gloo_space
-from lagom_overlap.tuners import ours
+from lagom_overlap.tuners import ours, readings
 from lagom_overlap.tuners.ours import OurSearch
 from lagom_overlap.tuners.problem import Assignment, Measurement
 from lagom_overlap.units import KIB, MIB
@@ -162,10 +162,10 @@ def test_where_nothing_new_promises_anything_the_best_and_its_rivals_are_measure
 
     space = replace(channels_only(1, 2, 4, 8), default=CommConfig(num_channels=8))
     asked = [trial.assignments["g"] for trial in drive(OurSearch((problem(space),)), run)]
-    readings = {one: asked.count(one) for one in asked}
+    times = {one: asked.count(one) for one in asked}
     assert len(asked) <= ours.MOST_MEASURED
-    assert 2 <= max(readings.values()) <= ours.MOST_READINGS
-    most = sorted(readings, key=readings.__getitem__)[-2:]
+    assert 2 <= max(times.values()) <= ours.MOST_READINGS
+    most = sorted(times, key=times.__getitem__)[-2:]
     assert {config.num_channels for (config,) in most} == {2, 4}
 
 
@@ -344,12 +344,12 @@ def test_the_noise_is_the_standard_deviation_of_the_difference_of_two_medians(nu
         return Measurement.from_runs([Measurement(makespan_s=z, comp_s=z, comm_s=(1.0,)) for z in times_s])
 
     pairs = [(run(), run()) for _ in range(num_draws)]
-    told_s = sqrt(fmean(ours._sigma_s(old) for old, _ in pairs) ** 2 * 2 / num_repeats) * ours.MEDIAN_TO_MEAN
+    told_s = sqrt(fmean(readings.sigma_s(old) for old, _ in pairs) ** 2 * 2 / num_repeats) * readings.MEDIAN_TO_MEAN
     seen_s = pstdev(old.makespan_s - new.makespan_s for old, new in pairs)
     assert 0.95 <= told_s / seen_s <= 1.35
-    accepted = sum(ours._gains(old, new) for old, new in pairs) / num_draws
+    accepted = sum(readings.gains(old, new) for old, new in pairs) / num_draws
     assert 0.38 <= accepted <= 0.46, "what LEAST_ERRORS says"
-    doubtless = sum(old.makespan_s - new.makespan_s > ours._noise_s(old, new) for old, new in pairs) / num_draws
+    doubtless = sum(old.makespan_s - new.makespan_s > readings.noise_s(old, new) for old, new in pairs) / num_draws
     assert 0.10 <= doubtless <= 0.18
 
 

@@ -269,5 +269,5 @@ def test_the_family_that_foretells_better_is_heard_more(is_formula: bool) -> Non
     with suppress(StopIteration):
         while True:
             probe = probes.send(run("g", probe.assignment))
-    weight = search.machine_weight
+    weight = search._fit(search._allowed()).weight
     assert weight > 0.5 if is_formula else weight < 0.5

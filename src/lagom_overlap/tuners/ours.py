@@ -9,15 +9,15 @@ Ours, not a paper's. A measurement costs training steps, so each one is chosen f
                     through an in-order stream whose collectives may wait for producers or kernels (`waiting.py`)
          machine    `machine/`: a formula of wire and computations with some fifteen constants and a small remainder
        Both foretell a makespan before it is measured. The weight of the machine is w = 1 / (1 + exp(-sum d)), where d
-       is, for each measurement, the log density that the machine gave it less that of the curves (Dawid's prequential
-       evidence, JRSS A 147, 1984). A right formula leads after a few readings, a wrong one is not heard any more.
+       is, for each measurement, the log density that the machine gave it less that of the curves
+       (`machine/evidence.py`). A right formula leads after a few measurements, a wrong one soon has no weight.
     3. Ask for the assignment with the largest expected gain over the best, (1 - w) E_curves + w E_machine of
        max(0, Z_best - Z). Questions are whole assignments: one setting for all collectives, for the first or last of
        the stream, for those that wait and those that do not, one for each collective (coordinate search on curves that
        wait), and the best assignments on the machine and on draws of it.
     4. Where nothing new promises `LEAST_EXPECTED`, measure the best and its possible rivals again.
-    5. Recommend the fastest of the measured by both families. It must be faster than the default by `LEAST_GAIN`, also
-       as measured; otherwise the default is recommended.
+    5. Recommend the fastest of the measured by both families. It must be faster than the default by
+       `readings.LEAST_GAIN`, also as measured; otherwise the default is recommended.
 
 **How long.** A short job stops after `MOST_MEASURED` measurements. A job of which `job_measurements` more windows are
 to come goes on while these would save more than the question costs: left * gain > excess + `SWITCHING`, in makespans,
@@ -34,8 +34,8 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import exp, hypot, inf, log, sqrt
-from statistics import fmean, median
+from math import inf
+from statistics import fmean
 from typing import Final
 
 import numpy as np
@@ -45,39 +45,17 @@ from lagom_overlap.collective import CommConfig
 from lagom_overlap.tuners.base import Problems
 from lagom_overlap.tuners.curves import Curves, Floats, Places, Setting, expected_gain
 from lagom_overlap.tuners.groupwise import GroupwiseTuner, Probe, Search
+from lagom_overlap.tuners.machine.evidence import Evidence
 from lagom_overlap.tuners.machine.fitted import Machine
 from lagom_overlap.tuners.machine.lessons import earlier_pool, first_probe
 from lagom_overlap.tuners.machine.posterior import Pool
 from lagom_overlap.tuners.machine.search_space import Surfaces
 from lagom_overlap.tuners.places import FARTHEST, Place, between, in_way, setting_of, settings_of, start_of
-from lagom_overlap.tuners.problem import IQR_OF_SIGMA, Assignment, GroupProblem, Measurement, Outcome
+from lagom_overlap.tuners.problem import Assignment, GroupProblem, Measurement, Outcome
+from lagom_overlap.tuners.readings import exposed_s, fastest, is_exposed, sigma_of
 from lagom_overlap.tuners.waiting import Stream
 from lagom_overlap.tuners.warm_start import WarmStart
 
-LEAST_GAIN: Final = 0.002
-"""The smallest gain that counts, as a share of the makespan. Chosen, not measured."""
-EXPOSED: Final = 0.02
-"""Faster implementations are tried if exposed communication is at least this share of the makespan. Chosen, not
-measured: below it there is little to win by faster communication."""
-IQR_LOST: Final = 1.2
-"""The inclusive interquartile range of k draws is expected to be 1 - 1.2 / k of the distribution's: 0.42 for two. Right
-within 5%."""
-LEAST_ERRORS: Final = 0.15
-"""The smallest gain that counts, in standard errors of the difference.
-
-Of moves that change nothing, 40% (two repeats) to 44% (fifteen) pass. False progress does little harm, because the
-verdict judges the result in pairs.
-"""
-MEDIAN_TO_MEAN: Final = 1.2533
-"""Standard error of a median over that of a mean, for normal noise: sqrt(pi / 2)."""
-LEAST_SIGMA: Final = 0.002
-"""Lower bound on the noise, because a few repeats may agree by chance. Chosen, not measured."""
-MOST_ERRORS: Final = 1
-"""The models overrule measured times only within this many standard errors of a difference."""
-MACHINE_SD: Final = 0.015
-"""The error of the machine's formula where nothing was measured, as a share. Chosen, not measured."""
-MOST_ODDS: Final = 30.0
-"""Bounds the log odds between the families: keeps the exponential finite."""
 MOST_MEASURED: Final = 12
 """Measurements after which the search of a short job ends, the default included."""
 MOST_ANYTIME: Final = 48
@@ -99,8 +77,6 @@ MOST_READINGS: Final = 3
 """Measurements of one assignment at most."""
 SHARES: Final = (0.6, 0.3, 1.0, 0.0)
 """Where the default cannot run: positions in the logarithmic ranges to try in its place. Chosen, not measured."""
-STUDENT: Final = 4.0
-"""Degrees of freedom of a forecast: one reading far off does not decide between the families."""
 
 Move = Callable[[Place], Place]
 STEPS: Final[tuple[tuple[str, Move], ...]] = (
@@ -111,26 +87,6 @@ STEPS: Final[tuple[tuple[str, Move], ...]] = (
     ("the largest chunk", Place.largest_chunk),
 )
 """Tried once each where communication is exposed; the last three only move knobs that the engine kept to itself."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Forecast:
-    """The logarithm of a makespan in seconds before it is measured: mean and standard deviation."""
-
-    mean: float
-    sd: float
-
-    @classmethod
-    def of(cls, draws_s: Floats, sd: float = 0.0) -> "_Forecast":
-        """From draws of the makespan; `sd` is the error that they leave out."""
-        logs = np.log(np.maximum(draws_s, 1e-12))
-        return cls(float(logs.mean()), hypot(float(logs.std()), sd))
-
-    def log_density(self, makespan_s: float, noise: float) -> float:
-        """How probable what was measured was, in log but for a constant; Student's t."""
-        variance = self.sd**2 + noise**2
-        off = (log(max(makespan_s, 1e-12)) - self.mean) ** 2 / variance
-        return -0.5 * log(variance) - (STUDENT + 1) / 2 * log(1 + off / STUDENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +146,7 @@ class GroupSearch:
         self._starts = [start_of(space, own) for space, own in zip(problem.spaces, problem.default, strict=True)]
         self._start_settings = [setting_of(start.default, start.subspace, start) for start in self._starts]
         self._asked: list[tuple[Assignment, Outcome]] = []
-        self._forecasts: dict[int, tuple[_Forecast, _Forecast]] = {}
+        self._evidence = Evidence()
         self._stream = Stream.of(problem.group)
         self._slowed: list[float] = []
         self._best = problem.default
@@ -353,19 +309,19 @@ class GroupSearch:
     @property
     def _is_exposed(self) -> bool:
         """Whether the default leaves communication exposed."""
-        return _exposed_s(self._first) > EXPOSED * self._first.makespan_s
+        return is_exposed(self._first)
 
     @property
     def _trades(self) -> bool:
         """Whether anything measured left communication exposed: then faster communication is worth something."""
-        return any(_exposed_s(each) > EXPOSED * each.makespan_s for _, each in self._observed())
+        return any(is_exposed(each) for _, each in self._observed())
 
     def _num_hidden(self) -> int:
         """How many collectives come before those at the end that the default leaves exposed."""
-        exposed_s, num = _exposed_s(self._first), len(self._starts)
-        while num and exposed_s > self._first.comm_s[num - 1] / 2:
+        left_s, num = exposed_s(self._first), len(self._starts)
+        while num and left_s > self._first.comm_s[num - 1] / 2:
             num -= 1
-            exposed_s -= self._first.comm_s[num]
+            left_s -= self._first.comm_s[num]
         return num
 
     def _observed(self) -> list[tuple[Assignment, Measurement]]:
@@ -420,7 +376,7 @@ class GroupSearch:
             told = np.array([each.makespan_s for each in means]) / fit.curves.unit_s
             machine = np.where(np.isnan(machine), told[:, None], machine)
             expected = (1 - fit.weight) * expected + fit.weight * machine[:, 0]
-        return _Standing(arms, _fastest(fit.curves.sigma, expected, means), draws, machine)
+        return _Standing(arms, fastest(fit.curves.sigma, expected, means), draws, machine)
 
     # The families
 
@@ -459,38 +415,22 @@ class GroupSearch:
         for assignment, _ in self._asked:
             for setting in self._settings(assignment):
                 by_config.setdefault(setting.config, setting)
-        repeats = [
-            _sigma_s(each) / each.makespan_s / sqrt(each.num_repeats) for _, each in observed if each.num_repeats > 1
-        ]
-        sigma = max(LEAST_SIGMA, MEDIAN_TO_MEAN * median(repeats)) if repeats else None
+        sigma = sigma_of(measured for _, measured in observed)
         curves = Curves(list(by_config.values()), observed, sigma, stream=self._stream, slowed=self._slowed, like=like)
         self._stream, self._slowed = curves.stream, [curves.slowed(number) for number in range(len(observed))]
         return curves
 
     def _foretell(self, fit: _Fit, assignment: Assignment) -> None:
         """Keeps what both families expect of the next measurement."""
-        number = len(self._observed())
-        self._forecasts.pop(number, None)  # of a question that failed
         curves, machine = fit.draws(fit.curves.places([assignment]))
-        if machine is not None and not np.isnan(machine).any():
-            unit_s = fit.curves.unit_s
-            own, other = _Forecast.of(curves[0] * unit_s), _Forecast.of(machine[0] * unit_s, MACHINE_SD)
-            self._forecasts[number] = own, other
-
-    @property
-    def machine_weight(self) -> float:
-        """The machine's weight after all measurements so far; the curves have the rest."""
-        return self._weight(self._curves(setting for own in self._allowed() for setting in own))
+        if machine is not None:
+            machine = machine * fit.curves.unit_s
+        self._evidence.foretell(len(self._observed()), curves * fit.curves.unit_s, machine)
 
     def _weight(self, curves: Curves) -> float:
-        if not self._machine.is_fitted:
-            return 0.0
-        odds, num = 0.0, len(self._observed())
-        for number, (own, other) in self._forecasts.items():
-            if number < num:
-                seen_s = curves.makespan(number)
-                odds += other.log_density(seen_s, curves.sigma) - own.log_density(seen_s, curves.sigma)
-        return 1 / (1 + exp(-max(-MOST_ODDS, min(MOST_ODDS, odds))))
+        """The machine's weight after all measurements so far; the curves have the rest."""
+        num = len(self._observed())
+        return self._evidence.weight(num, curves.makespan, curves.sigma) if self._machine.is_fitted else 0.0
 
 
 def _moved(move: Move, places: Sequence[Place]) -> list[Place]:
@@ -518,21 +458,6 @@ def _own_settings(curves: Curves, own: Sequence[npt.NDArray[np.intp]], starts: P
     return np.concatenate(found)
 
 
-def _fastest(sigma: float, expected: Floats, measured: Sequence[Measurement]) -> int:
-    """The fastest arm by the models among those that were measured to gain; the default (0) if there is none.
-
-    Arms whose measured time is above the fastest by more than the noise explains are left out.
-    """
-    others = [number for number in range(1, len(measured)) if _gains(measured[0], measured[number])]
-    doubt = sqrt(2) * sigma
-    most_s = (1 + MOST_ERRORS * doubt) * min((measured[number].makespan_s for number in others), default=0.0)
-    others = [number for number in others if measured[number].makespan_s <= most_s]
-    least = min((float(expected[number]) for number in others), default=float(expected[0]))
-    if least >= (1 - max(LEAST_GAIN, LEAST_ERRORS * doubt)) * expected[0]:
-        return 0
-    return next(number for number in others if expected[number] <= (1 + LEAST_GAIN) * least)
-
-
 def _evened(measured: Measurement, curves: Curves, number: int) -> Measurement:
     """The measurement without the factor by which it was slow as a whole, and the makespan from all its times."""
     factor = curves.slowed(number)
@@ -553,26 +478,6 @@ def _parts(members: Sequence[int], num_hidden: int) -> list[Sequence[int]]:
     cuts = {round(num * part / 4) for part in (1, 2, 3)} | {1, num - 1, num_hidden - 1, num_hidden, num_hidden + 1}
     halves = [part for cut in sorted(cuts) if 0 < cut < num for part in (members[:cut], members[cut:])]
     return [members, *halves]
-
-
-def _exposed_s(measured: Measurement) -> float:
-    return max(0.0, measured.makespan_s - measured.comp_s)
-
-
-def _sigma_s(measured: Measurement) -> float:
-    """The standard deviation of one repeat's makespan in seconds, from the interquartile range of the few repeats."""
-    if measured.num_repeats < 2:
-        return 0.0
-    return measured.makespan_iqr_s / (IQR_OF_SIGMA * (1 - IQR_LOST / measured.num_repeats))
-
-
-def _noise_s(old: Measurement, new: Measurement) -> float:
-    """The standard error of the difference of two medians."""
-    return MEDIAN_TO_MEAN * hypot(*(_sigma_s(each) / sqrt(each.num_repeats) for each in (old, new)))
-
-
-def _gains(old: Measurement, new: Measurement) -> bool:
-    return old.makespan_s - new.makespan_s > max(LEAST_GAIN * old.makespan_s, LEAST_ERRORS * _noise_s(old, new))
 
 
 class OurSearch(GroupwiseTuner):
