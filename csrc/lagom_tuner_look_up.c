@@ -1,6 +1,6 @@
 // The look-up of a decision, and the following of a communicator's calls that tells which one of the step it is.
 //
-// The rule is that of `collective/cycle.py`, and a test holds both equal. Nothing that a rank counts by itself is in it: the
+// The rule is that of `collective/sites.py`, and a test holds both equal. Nothing that a rank counts by itself is in it: the
 // same calls on a communicator give the same places on all of its ranks.
 #define _GNU_SOURCE
 #include <string.h>

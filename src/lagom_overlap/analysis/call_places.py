@@ -1,4 +1,4 @@
-"""The place of each call of a trace in its step, as the plug-in counts it in a running job (`collective/cycle.py`).
+"""The place of each call of a trace in its step, as the plug-in counts it in a running job (`collective/sites.py`).
 
 At run time a call is known by its communicator's sequence of calls of 1 MiB and more. The same sequence is in a trace,
 step by step. Where most steps of all ranks have the same one, it is the communicator's cycle, and a call of such a step

@@ -9,7 +9,6 @@ from lagom_overlap.collective.config import (
     chunk_bytes_of_slice,
     slices_per_chunk,
 )
-from lagom_overlap.collective.cycle import CallCycle
 from lagom_overlap.collective.launch import (
     NO_LAUNCHES,
     UNTOUCHED_LAUNCH,
@@ -23,6 +22,7 @@ from lagom_overlap.collective.launch import (
     launched,
     one_launch,
 )
+from lagom_overlap.collective.sites import CallCycle
 from lagom_overlap.collective.size_class import class_bytes, class_range
 from lagom_overlap.collective.space import (
     CommunicatorId,

@@ -19,11 +19,11 @@ from lagom_overlap.online.device import engine_in_use
 from lagom_overlap.online.events import rank_of
 from lagom_overlap.online.guest import say
 from lagom_overlap.online.launch_steps import is_pipelined
+from lagom_overlap.online.one_setting import OneSetting
 from lagom_overlap.online.options import OnlineOptions
 from lagom_overlap.online.ranks.exchange import StoreLost
 from lagom_overlap.online.routes.carve_out import open_compute_route
 from lagom_overlap.online.routes.compute import ComputeRoute
-from lagom_overlap.online.session import OneSetting
 from lagom_overlap.online.tuner import store_of
 from lagom_overlap.results.conclusion import Conclusion
 

@@ -25,7 +25,7 @@ from lagom_overlap.online.guest import say
 from lagom_overlap.online.job_profiler import OWN_PROFILER, exported
 from lagom_overlap.online.launch_steps import is_trained_in_parallel
 from lagom_overlap.online.observe import Sampler, SeenCall, Shares, conclusion, report_lines
-from lagom_overlap.online.session import OneSetting
+from lagom_overlap.online.one_setting import OneSetting
 from lagom_overlap.record import make_folder, write_private
 from lagom_overlap.results.conclusion import Conclusion
 from lagom_overlap.trace.gpu_trace import NS_PER_S, KnobReach

@@ -22,9 +22,9 @@ from lagom_overlap.online.agreed_table import meet, on_all
 from lagom_overlap.online.conclusions import command_text
 from lagom_overlap.online.events import rank_of
 from lagom_overlap.online.guest import say
+from lagom_overlap.online.one_setting import OneSetting
 from lagom_overlap.online.options import DISABLE_VARIABLE, OnlineOptions, is_disabled
 from lagom_overlap.online.ranks.exchange import Exchange, InDoubt, StoreLost
-from lagom_overlap.online.session import OneSetting
 from lagom_overlap.online.tuner import store_of
 from lagom_overlap.record import read_regular
 from lagom_overlap.results.conclusion import Conclusion

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 import torch
@@ -42,7 +42,6 @@ from lagom_overlap.online.options import OnlineOptions, is_disabled
 from lagom_overlap.online.ranks.exchange import InDoubt
 from lagom_overlap.online.ranks.messages import SETTLED, SwitchState
 from lagom_overlap.online.run_jobs import note_rank
-from lagom_overlap.online.session import Session
 from lagom_overlap.online.step_clock import HostEvent, IntervalClock
 from lagom_overlap.online.tuner import OnlineTuner
 from lagom_overlap.record import write_private
@@ -58,6 +57,34 @@ TRACES: Final = "traces"
 """Where `--observe` leaves a sampled step of the first ranks, for `lagom analyze`."""
 FLUSH_EVERY: Final = 50
 """Steps between two writes of the metrics if nothing happens. Bounds the cost per step; chosen, not measured."""
+
+
+class Session(Protocol):
+    """What is done with a job."""
+
+    def steady(self) -> tuple[SiteSetting, ...] | None:
+        """The settings under which steps run as they would go on to; None while something is tried."""
+
+    def why_void(self) -> str:
+        """Why the times of its steps say nothing of what was asked for; empty if they do."""
+
+    def conclusion(self) -> Conclusion:
+        """What came of it, once it is closed."""
+
+    def on_model(self, model: nn.Module) -> None:
+        """The model is known; its first step follows."""
+
+    def on_step(self) -> None:
+        """A step begins."""
+
+    def on_update(self) -> None:
+        """An optimizer has made its step."""
+
+    def may_end(self) -> bool:
+        """Whether this rank can end it alone, between two steps, while the others go on."""
+
+    def close(self) -> None:
+        """The job ends."""
 
 
 class Rank:
@@ -276,7 +303,7 @@ class Tuning:
         if self._is_proof_written or self._config is None:
             return
         self._is_proof_written = True
-        from lagom_overlap.report.proof_page import write_proof  # noqa: PLC0415 - one rank, once
+        from lagom_overlap.report.proof import write_proof  # noqa: PLC0415 - one rank, once
 
         check = None if self._tuner is None else self._tuner.start_check
         proof = conclusions.of_proof(self._stand(), check, subject=self._config, options=self._options)

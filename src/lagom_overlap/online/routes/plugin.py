@@ -1,7 +1,7 @@
 """The route of jobs on NCCL 2.21 and later: decisions by the tuner plug-in, times by profilers (`StepTimer`).
 
 What a step calls is told by the plug-in's own record: what NCCL asked, on which communicator, with which bytes, in
-which order. The plug-in decides by that order alone (`collective.cycle`), alike on all ranks of a communicator. One is
+which order. The plug-in decides by that order alone (`collective.sites`), alike on all ranks of a communicator. One is
 named by what NCCL tells a tuner: its ranks, its nodes and its place among the equal ones of this process, the same in
 every run of a job.
 That is a role, which several communicators have: the tensor-parallel ones of two pipeline stages, say, whose calls may
