@@ -10,7 +10,7 @@ from lagom_overlap.online.conclusions import Stand, command_text, of_proof, of_t
 from lagom_overlap.online.options import OnlineOptions
 from lagom_overlap.online.ranks.check import Arm, Check
 from lagom_overlap.online.ranks.messages import SwitchState
-from lagom_overlap.report.proof_page import render_proof, write_proof
+from lagom_overlap.report.proof import render_proof, write_proof
 from lagom_overlap.results.proof import ProofDecision
 
 OPTIONS = OnlineOptions(searches=False, watch_steps=0)

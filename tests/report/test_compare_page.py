@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from lagom_overlap.report.compare.words import summary
-from lagom_overlap.report.compare_page import render_comparison
+from lagom_overlap.report.compare import render_comparison, summary
 from lagom_overlap.results.compare import CompareResult, CompareRow
 from lagom_overlap.results.compare_planners import ComparePlannersResult, PlannerRow
 

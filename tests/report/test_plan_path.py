@@ -10,7 +10,7 @@ from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.planners.base import PlanProblem
 from lagom_overlap.planners.simulated import simulated
-from lagom_overlap.report.plan.path import critical_path, exposed_by, sort_of
+from lagom_overlap.report.plan_path import critical_path, exposed_by, sort_of
 from lagom_overlap.timeline import SpanKind
 from lagom_overlap.workload import CommOp, CompOp, Iteration, MemoryBound, Origin, Phase
 

@@ -6,8 +6,7 @@ import pytest
 from rich.console import Console
 
 from lagom_overlap.planners.base import Plan
-from lagom_overlap.report.plan.terminal import plan_summary
-from lagom_overlap.report.plan.words import headline
+from lagom_overlap.report.plan import headline, plan_summary
 from lagom_overlap.results.plan import (
     BeforeAfter,
     PeakMemory,

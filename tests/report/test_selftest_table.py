@@ -8,7 +8,7 @@ from rich.console import Console, RenderableType
 from lagom_overlap.collective import Algorithm, CollectiveKind, Protocol
 from lagom_overlap.cost.measured_surface import InjectorSetting, Point, TimeSpread
 from lagom_overlap.nccl_plugin.capability import Knobs, MapRow, SettingOutcome
-from lagom_overlap.report.selftest.terminal import contention_table, settings_table
+from lagom_overlap.report.selftest import contention_table, settings_table
 from lagom_overlap.units import KIB, MIB
 
 TREE = (Algorithm.TREE, Protocol.SIMPLE)

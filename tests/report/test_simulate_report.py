@@ -11,9 +11,7 @@ from rich.console import Console
 
 from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.spec import parse_job
-from lagom_overlap.report.simulate.page import render_simulation
-from lagom_overlap.report.simulate.terminal import MAX_STAGES, WIDTH, simulation_summary
-from lagom_overlap.report.simulate.words import stage_parts, summary
+from lagom_overlap.report.simulate import MAX_STAGES, WIDTH, render_simulation, simulation_summary, stage_parts, summary
 from lagom_overlap.results.simulate import SimulatedStage, SimulateResult
 from lagom_overlap.sim.step_parts import CommTimes
 from lagom_overlap.timeline import Timeline

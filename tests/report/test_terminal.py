@@ -6,7 +6,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from toy_tuning import changed
 
-from lagom_overlap.report.compare.terminal import compare_table
+from lagom_overlap.report.compare import compare_table
 from lagom_overlap.report.tune.overview import alike_groups
 from lagom_overlap.report.tune.terminal import changes, config_table, verdict_panel
 from lagom_overlap.results.compare import CompareRow

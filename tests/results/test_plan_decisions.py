@@ -4,7 +4,7 @@ import msgspec
 
 from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.planners.base import Plan
-from lagom_overlap.report.plan.words import decision_text, decisions_headline
+from lagom_overlap.report.plan import decision_text, decisions_headline
 from lagom_overlap.results.plan_decisions import decisions_of
 from lagom_overlap.workload import CommOp, CompOp, Gemm, Iteration, ShardSpec, TensorUse
 from lagom_overlap.workload.rewrite.apply import rewritten

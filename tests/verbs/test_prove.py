@@ -18,7 +18,7 @@ from lagom_overlap.collective import ConfigTable
 from lagom_overlap.errors import BundleError, JobError
 from lagom_overlap.export.run_variables import RunMode
 from lagom_overlap.nccl_plugin.table_writer import encode_table, write_table
-from lagom_overlap.report.proof_page import render_proof
+from lagom_overlap.report.proof import render_proof
 from lagom_overlap.results.proof import ProofDecision, ProofWay, next_line
 from lagom_overlap.results.step_times import RunSteps, write_step_times
 from lagom_overlap.tuners.sequential import ALPHA

@@ -14,7 +14,7 @@ from lagom_overlap.collective import Algorithm, CollectiveKind, CommConfig, Prot
 from lagom_overlap.cost.measured_surface import Point
 from lagom_overlap.errors import BackendError
 from lagom_overlap.nccl_plugin.capability import SettingOutcome, find_map, read_map
-from lagom_overlap.report.selftest.terminal import closing_words
+from lagom_overlap.report.selftest import closing_words
 from lagom_overlap.results.selftest import SelfTestResult
 from lagom_overlap.units import KIB, MIB
 from lagom_overlap.verbs.selftest import SelfTestRequest, run_selftest

@@ -13,9 +13,8 @@ from lagom_overlap.errors import JobError
 from lagom_overlap.interrupts import exit_code, held_back
 from lagom_overlap.jobfile.job import Job, join_launched
 from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
-from lagom_overlap.report.compare.terminal import compare_table
-from lagom_overlap.report.compare_page import render_comparison
-from lagom_overlap.report.compare_planners.terminal import planners_table
+from lagom_overlap.report.compare import compare_table, render_comparison
+from lagom_overlap.report.compare_planners import planners_table
 from lagom_overlap.results.compare import CompareResult
 from lagom_overlap.results.compare_planners import ComparePlannersResult
 from lagom_overlap.stderr import write_lines

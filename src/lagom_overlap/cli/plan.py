@@ -14,7 +14,7 @@ from lagom_overlap.cli.stdout import say
 from lagom_overlap.interrupts import exit_code, received
 from lagom_overlap.jobfile.run_folder import RunFolder
 from lagom_overlap.planners.carriers import Carrier
-from lagom_overlap.report.plan.terminal import plan_summary
+from lagom_overlap.report.plan import plan_summary
 from lagom_overlap.results.plan import PlanResult
 from lagom_overlap.stderr import write_lines
 from lagom_overlap.units import format_percent

@@ -13,7 +13,7 @@ from lagom_overlap.cli.progress import PlainLines, is_terminal
 from lagom_overlap.cli.stdout import say
 from lagom_overlap.errors import BackendError
 from lagom_overlap.interrupts import exit_code, held_back
-from lagom_overlap.report.selftest.terminal import LEGEND, closing_words, contention_table, settings_table
+from lagom_overlap.report.selftest import LEGEND, closing_words, contention_table, settings_table
 from lagom_overlap.results.selftest import SelfTestResult
 from lagom_overlap.stderr import write_lines
 from lagom_overlap.verbs.selftest import SelfTestRequest, run_selftest

@@ -20,8 +20,9 @@ from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.step import SEQ_LEN
 from lagom_overlap.jobfile.variants import JobVariants
 from lagom_overlap.planners.layout_search import SearchProgress
-from lagom_overlap.report.layouts.terminal import layouts_summary
-from lagom_overlap.report.simulate.terminal import captured_summary, simulation_summary
+from lagom_overlap.report.layouts import layouts_summary
+from lagom_overlap.report.simulate import simulation_summary
+from lagom_overlap.report.simulate_capture import captured_summary
 from lagom_overlap.results.layouts import LayoutsResult
 from lagom_overlap.units import format_seconds
 from lagom_overlap.verbs.simulate import SimulateRequest, run_simulate
@@ -152,7 +153,7 @@ def _say_files(written: tuple[Path, ...]) -> None:
 
 def _profile(job: Job, arguments: argparse.Namespace) -> int:
     # Not at the top: seldom asked for, and it loads the fit.
-    from lagom_overlap.report.simulate.terminal import profile_summary  # noqa: PLC0415
+    from lagom_overlap.report.simulate import profile_summary  # noqa: PLC0415
     from lagom_overlap.verbs.simulate_profile import run_profile  # noqa: PLC0415
 
     if arguments.out is None:

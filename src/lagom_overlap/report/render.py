@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-import jinja2
 from markupsafe import Markup
 
 if TYPE_CHECKING:  # a page without figures is also drawn by a rank of a job, which must not wait for plotly
+    import jinja2
     import plotly.graph_objects as go
 
 
@@ -27,7 +27,9 @@ class EmbeddedFigure:
 
 
 @cache
-def _environment() -> jinja2.Environment:
+def _environment() -> "jinja2.Environment":
+    import jinja2  # noqa: PLC0415 - words and terminals stand in one module with their page, and do without it
+
     return jinja2.Environment(
         loader=jinja2.PackageLoader("lagom_overlap.report"),
         autoescape=True,

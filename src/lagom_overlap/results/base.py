@@ -120,12 +120,12 @@ class Drawn(Result):
     """A result with words and a figure of its own in `report/`."""
 
     verb: ClassVar[str]
-    """Its folder of `report/`: `words.summary` and `figures.figure` take the result."""
+    """Its module of `report/`, whose `summary` and `figure` take the result."""
 
     def summary(self) -> str:
         """The result in one line or a few; of one that was loaded and lacks what they are made from, that."""
         try:
-            said: str = import_module(f"lagom_overlap.report.{self.verb}.words").summary(self)
+            said: str = import_module(f"lagom_overlap.report.{self.verb}").summary(self)
         except BundleError as error:
             return f"{error}; lagom show RUN says its figures"
         return said
@@ -136,7 +136,7 @@ class Drawn(Result):
         Raises:
             ValueError: if there is nothing to draw.
         """
-        figure: go.Figure = import_module(f"lagom_overlap.report.{self.verb}.figures").figure(self)
+        figure: go.Figure = import_module(f"lagom_overlap.report.{self.verb}").figure(self)
         return figure
 
 

@@ -71,7 +71,7 @@ def _folder(path: Path) -> Given:
             return Given(GivenKind.PLAN, path / PLAN_NAME)
         case RunKind.RUN:
             # Not at the top: a launch that is given settings needs no page.
-            from lagom_overlap.report.proof_page import read_proof  # noqa: PLC0415
+            from lagom_overlap.report.proof import read_proof  # noqa: PLC0415
 
             if (proof := read_proof(path)) is not None:
                 raise JobError(

@@ -13,7 +13,7 @@ from lagom_overlap.jobfile.run_folder import RECORD, RunFolder, RunKind, SavedRu
 from lagom_overlap.record import read_regular
 from lagom_overlap.registry import RESULTS
 from lagom_overlap.registry import load as load_registered
-from lagom_overlap.report.proof_page import read_proof
+from lagom_overlap.report.proof import read_proof
 from lagom_overlap.results.base import Result, decoded
 from lagom_overlap.results.tune import MeasuredSearch, TuneResult
 from lagom_overlap.trace.chrome_writer import read_timelines

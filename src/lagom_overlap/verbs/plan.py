@@ -20,7 +20,7 @@ from lagom_overlap.planners.memory import refuse_beyond
 from lagom_overlap.planners.simulated import NO_CONFIGS, SimulatedPlan, Simulation, simulated
 from lagom_overlap.planners.times import ModelTimes
 from lagom_overlap.record import package_versions
-from lagom_overlap.report.plan.page import render_plan
+from lagom_overlap.report.plan import render_plan
 from lagom_overlap.results.plan import (
     BeforeAfter,
     Fsdp2Effects,

@@ -21,7 +21,7 @@ from lagom_overlap.export.run_variables import PART_VARIABLE, RunMode
 from lagom_overlap.interrupts import received
 from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
 from lagom_overlap.record import describe_machine, package_versions, utc_now
-from lagom_overlap.report.proof_page import write_proof
+from lagom_overlap.report.proof import write_proof
 from lagom_overlap.results.proof import ProofDecision, ProofResult, ProofWay, decision_of, next_line
 from lagom_overlap.results.step_times import SETTLE, read_step_times
 from lagom_overlap.tuners.sequential import ALPHA, Decision, Judgement, pairs_of_large_bet, proven_pairs

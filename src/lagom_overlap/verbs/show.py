@@ -20,7 +20,7 @@ from lagom_overlap.jobfile.variants import JobVariants
 from lagom_overlap.nccl_plugin import table_layout
 from lagom_overlap.nccl_plugin.table_reader import read_table
 from lagom_overlap.record import read_regular, starts_with
-from lagom_overlap.report.proof_page import read_proof
+from lagom_overlap.report.proof import read_proof
 from lagom_overlap.report.tune.words import config_text
 from lagom_overlap.results.listing import ShowResult
 from lagom_overlap.toml_tables import parse_toml

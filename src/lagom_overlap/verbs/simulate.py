@@ -175,7 +175,7 @@ def _result(request: SimulateRequest, ran: _Ran, notes: list[str]) -> SimulateRe
 
 
 def _write(request: SimulateRequest, folder: Path, result: SimulateResult) -> None:
-    from lagom_overlap.report.simulate.page import render_simulation  # noqa: PLC0415 - plotly takes longer than simulating
+    from lagom_overlap.report.simulate import render_simulation  # noqa: PLC0415 - for a run folder alone
 
     RunFolder.create(folder, result.job).write(
         RunRecord.now(RunKind.SIMULATE, seed=None, job=request.job.spec),

@@ -63,7 +63,7 @@ def simulate_capture(job: Job, out: Path | None) -> SimulateCaptureResult:
 
 
 def _write(folder: Path, job: Job, result: SimulateCaptureResult) -> None:
-    from lagom_overlap.report.simulate_capture.page import render_captured  # noqa: PLC0415 - jinja2, for a page alone
+    from lagom_overlap.report.simulate_capture import render_captured  # noqa: PLC0415 - for a run folder alone
 
     RunFolder.create(folder, result.job).write(
         RunRecord.now(RunKind.SIMULATE_CAPTURE, seed=None, job=job.spec),

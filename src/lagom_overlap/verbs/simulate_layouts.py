@@ -323,7 +323,7 @@ def _write(
     result: LayoutsResult, out: Path | None, best: JobSpec, tables: Mapping[str, Any], source: Path
 ) -> LayoutsResult:
     """Writes the run folder; `tables` are those of the best job, of a file in folder `source`."""
-    from lagom_overlap.report.layouts.page import render_layouts  # noqa: PLC0415 - jinja2 is for pages alone
+    from lagom_overlap.report.layouts import render_layouts  # noqa: PLC0415 - for a run folder alone
 
     folder = RunFolder.create(out, result.job)
     result = replace(result, files=tuple(folder.path / name for name in _FILES))

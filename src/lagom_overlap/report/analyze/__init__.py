@@ -1,1 +1,16 @@
 """The report of an analysis."""
+
+from typing import TYPE_CHECKING
+
+from lagom_overlap.report.analyze.words import summary as summary
+from lagom_overlap.results.analyze import AnalyzeResult
+
+if TYPE_CHECKING:  # the terminal must not wait for plotly
+    import plotly.graph_objects as go
+
+
+def figure(result: AnalyzeResult) -> "go.Figure":
+    """The result's figure; see `analyze.figures`."""
+    from lagom_overlap.report.analyze import figures  # noqa: PLC0415 - loads plotly
+
+    return figures.figure(result)

@@ -1,1 +1,16 @@
 """The report of a tuning run."""
+
+from typing import TYPE_CHECKING
+
+from lagom_overlap.report.tune.words import summary as summary
+from lagom_overlap.results.tune import TuneResult
+
+if TYPE_CHECKING:  # the terminal must not wait for plotly
+    import plotly.graph_objects as go
+
+
+def figure(result: TuneResult) -> "go.Figure":
+    """The result's figure; see `tune.figures`."""
+    from lagom_overlap.report.tune import figures  # noqa: PLC0415 - loads plotly
+
+    return figures.figure(result)

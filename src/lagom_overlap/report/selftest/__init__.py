@@ -1,1 +1,0 @@
-"""The self-test of NCCL for a terminal."""
