@@ -29,7 +29,6 @@ from lagom_overlap.trace.gpu_trace import (
     KnobReach,
     ProfilerStep,
 )
-from lagom_overlap.trace.kineto_events import KinetoEvents, phase_of
 from lagom_overlap.trace.names import kind_of, op_of
 from lagom_overlap.trace.operators import (
     COLLECTIVE_PREFIXES,
@@ -40,6 +39,7 @@ from lagom_overlap.trace.operators import (
     pairs_of_runs,
     read_cpu_events,
 )
+from lagom_overlap.trace.step_marks import StepMarks, phase_of
 from lagom_overlap.workload import Phase
 
 _HOLDERS: Final = re.compile(
@@ -125,12 +125,12 @@ def _outermost(spans: Sequence[CpuSpan]) -> list[CpuSpan]:
 
 def _phases(spans: Sequence[CpuSpan]) -> tuple[tuple[Phase, int, int], ...]:
     """Backward passes and optimizer steps: autograd's nodes follow each other within the pass."""
-    held = KinetoEvents(None)
+    marks = StepMarks()
     for span in spans:
         phase = phase_of(span.name)
         if phase is not None:
-            held.phase_spans.append((phase, span.start_ns, span.end_ns))
-    return held.phases()
+            marks.phase_spans.append((phase, span.start_ns, span.end_ns))
+    return marks.phases()
 
 
 def _frameworks(spans: Sequence[CpuSpan]) -> set[str]:

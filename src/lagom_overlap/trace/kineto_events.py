@@ -10,7 +10,7 @@ import re
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter
 from typing import Any, Final
@@ -38,11 +38,11 @@ from lagom_overlap.trace.gpu_trace import (
     Floats,
     Int64,
     MarkedEvent,
-    ProfilerStep,
     SlowLaunch,
     StreamWait,
 )
 from lagom_overlap.trace.names import NCCL_PREFIXES, is_communication
+from lagom_overlap.trace.step_marks import PHASES, STEP_NAME, StepMarks
 from lagom_overlap.trace.usual_events import (
     CPU_TYPES,
     GPU_TYPES,
@@ -61,7 +61,6 @@ from lagom_overlap.trace.usual_events import (
     SyncArgs,
     SyncEvent,
 )
-from lagom_overlap.workload import Phase
 
 _CPU, _LAUNCH, _KERNEL, _COPY, _SET, _SYNC, _OTHER = range(7)
 _GPU: Final = frozenset({_KERNEL, _COPY, _SET})
@@ -76,21 +75,9 @@ _CATEGORIES: Final = {
 _NO_ARGS: Final = Args()
 _WAIT_NAME: Final = "Stream Wait Event"
 _GPU_ANNOTATION: Final = "gpu_user_annotation"
-_STEP_NAME: Final = "ProfilerStep"
-_PHASE_OF: Final = {
-    "autograd::engine::evaluate_function": Phase.BACKWARD,
-    "FSDP::pre_backward": Phase.BACKWARD,
-    "FSDP::post_backward": Phase.BACKWARD,
-    "FSDP::root_post_backward": Phase.BACKWARD,
-    "Optimizer.step": Phase.OPTIMIZER,
-}
-_PHASES: Final = tuple(_PHASE_OF)
-_SAME_PASS_NS: Final = 200_000
-"""Autograd evaluates one node this soon after another: what the CPU does in between belongs to the backward pass."""
 _COLLECTIVE_CALL: Final = "record_param_comms"
 _SLOW_US: Final = SLOW_LAUNCH_NS / 1000
-_TELLING: Final = (*NCCL_PREFIXES, _COLLECTIVE_CALL, _STEP_NAME, "FSDP::", "DistributedDataParallel", *_PHASES)
-_STEP: Final = re.compile(r"ProfilerStep\s?#\s?(\d+)")
+_TELLING: Final = (*NCCL_PREFIXES, _COLLECTIVE_CALL, STEP_NAME, "FSDP::", "DistributedDataParallel", *PHASES)
 _LAUNCHES_KERNEL: Final = re.compile(r"launch\w*kernel|kernel\w*launch", re.IGNORECASE)
 """Calls that put one kernel on a stream; graphs, host functions and copies have other names."""
 _COMPUTE, _COMM, _MEMORY = (ROLE_CODES[role] for role in (EventRole.COMPUTE, EventRole.COMM, EventRole.MEMORY))
@@ -144,11 +131,6 @@ def _whole_ns(values: Sequence[int | float]) -> Int64 | None:
     return found
 
 
-def phase_of(name: str) -> Phase | None:
-    """The phase of the step that a CPU event of this name is in; None where its name does not say."""
-    return next((phase for prefix, phase in _PHASE_OF.items() if name.startswith(prefix)), None)
-
-
 @dataclass(slots=True)
 class KinetoEvents:
     """Everything that is kept of a file while its events pass by."""
@@ -162,14 +144,12 @@ class KinetoEvents:
     kernel_launches: "array[int]" = field(default_factory=lambda: array("q"))
     launches_kernel: dict[str, bool] = field(default_factory=dict)
     slow_launches: list[SlowLaunch] = field(default_factory=list)
-    gpu_step_ns: list[int] = field(default_factory=list)
-    phase_spans: list[tuple[Phase, int, int]] = field(default_factory=list)
     shape_external: "array[int]" = field(default_factory=lambda: array("q"))
     shape_of: "array[int]" = field(default_factory=lambda: array("q"))
     shapes: dict[bytes, int] = field(default_factory=dict)
     threads: dict[object, int] = field(default_factory=dict)
     comm_ops: defaultdict[int, list[LaunchedComm]] = field(default_factory=lambda: defaultdict(list))
-    steps: dict[int, list[ProfilerStep]] = field(default_factory=lambda: defaultdict(list))
+    marks: StepMarks = field(default_factory=StepMarks)
     frameworks: set[str] = field(default_factory=set)
     dropped: Counter[str] = field(default_factory=Counter)
     marked: list[tuple[str, int, int, int]] = field(default_factory=list)
@@ -320,8 +300,8 @@ class KinetoEvents:
             args = event.args
             if kind != _OTHER:
                 takers[kind](event, args or _NO_ARGS)
-            elif category == _GPU_ANNOTATION and type(event.name) is str and event.name.startswith(_STEP_NAME):
-                self._take_gpu_step(event)
+            elif category == _GPU_ANNOTATION and type(event.name) is str and event.name.startswith(STEP_NAME):
+                self.marks.take_gpu_step(event)
             if kind not in _GPU and args is not None and args.stream is not None:
                 self._take_marked(event, args)
 
@@ -348,12 +328,6 @@ class KinetoEvents:
         if known is None:
             known = self.launches_kernel[name] = _LAUNCHES_KERNEL.search(name) is not None
         return known
-
-    def _take_gpu_step(self, event: TraceEvent | OtherEvent) -> None:
-        """A step as it is marked on the GPU's timeline: HTA takes it for a step of the CPU unless it has a stream."""
-        start_ns = to_ns(event.ts)
-        if start_ns is not None and (event.args is None or event.args.stream is None):
-            self.gpu_step_ns.append(start_ns)
 
     def _take_marked(self, event: TraceEvent | CpuEvent | LaunchEvent | OtherEvent, args: Args | MarkedArgs) -> None:
         start_ns, length_ns = to_ns(event.ts), to_ns(event.dur)
@@ -386,8 +360,8 @@ class KinetoEvents:
             if launch.dur >= _SLOW_US and launch.args is not None:
                 self._take_slow(launch, launch.args.correlation)
         for mark in others:
-            if mark.name.startswith(_STEP_NAME):
-                self._take_gpu_step(mark)
+            if mark.name.startswith(STEP_NAME):
+                self.marks.take_gpu_step(mark)
 
     def _take_slow(self, event: TraceEvent | LaunchEvent, correlation: int) -> None:
         """A launch that took longer than launches do; copies wait for pageable memory as they should."""
@@ -461,58 +435,12 @@ class KinetoEvents:
             self._take_comm_op(event, name)
             if name.startswith(NCCL_PREFIXES[0]):
                 self.frameworks.add("ProcessGroupNCCL")
-        elif name.startswith(_STEP_NAME):
-            self._take_step(event, name)
-        elif name.startswith(_PHASES):
-            self._take_phase(event, name)
+        elif name.startswith(STEP_NAME):
+            self.marks.take_step(event, name)
+        elif name.startswith(PHASES):
+            self.marks.take_phase(event, name)
         if name.startswith(("FSDP::", "DistributedDataParallel")):
             self.frameworks.add("FSDP" if name.startswith("FSDP::") else "DDP")
-
-    def _take_phase(self, event: TraceEvent | CpuEvent, name: str) -> None:
-        start_ns, length_ns = to_ns(event.ts), to_ns(event.dur)
-        if start_ns is not None and length_ns is not None and length_ns >= 0:
-            phase = phase_of(name)
-            if phase is not None:
-                self.phase_spans.append((phase, start_ns, start_ns + length_ns))
-
-    def phases(self) -> tuple[tuple[Phase, int, int], ...]:
-        """The backward passes and optimizer steps, each as one span."""
-        found: list[tuple[Phase, int, int]] = []
-        for phase in (Phase.BACKWARD, Phase.OPTIMIZER):
-            spans = sorted((start, end) for held, start, end in self.phase_spans if held is phase)
-            for start, end in spans:
-                if found and found[-1][0] is phase and start <= found[-1][2] + _SAME_PASS_NS:
-                    found[-1] = (phase, found[-1][1], max(end, found[-1][2]))
-                else:
-                    found.append((phase, start, end))
-        return tuple(found)
-
-    def _take_step(self, event: TraceEvent | CpuEvent, name: str) -> None:
-        found = _STEP.match(name)
-        start_ns, length_ns = to_ns(event.ts), to_ns(event.dur)
-        if found is None or start_ns is None or length_ns is None or length_ns < 0 or len(found[1]) > 15:
-            return
-        number = int(found[1])
-        self.steps[number].append(ProfilerStep(number=number, start_ns=start_ns, end_ns=start_ns + length_ns))
-
-    def marked_steps(self, *, as_recorded: bool) -> tuple[tuple[ProfilerStep, ...], tuple[str, ...]]:
-        """The steps in order of start, and a sentence where several have one number.
-
-        Marks of one number that overlap are one step that several threads name: the first in the file counts. Where
-        they follow each other they are several steps, numbered anew in order of time; as recorded, still one.
-        """
-        first = [held[0] for held in self.steps.values()]
-        found = list(first)
-        for held in [] if as_recorded else self.steps.values():
-            for step in held[1:]:
-                if all(step.start_ns >= other.end_ns or step.end_ns <= other.start_ns for other in found):
-                    found.append(step)
-        found.sort(key=lambda step: step.start_ns)
-        if len(found) == len(first):
-            return tuple(found), ()
-        begin = found[0].number
-        numbered = tuple(replace(step, number=begin + place) for place, step in enumerate(found))
-        return numbered, (f"{len(found)} steps have only {len(first)} numbers: they are numbered in order of time",)
 
     def _take_comm_op(self, event: TraceEvent | CpuEvent, name: str) -> None:
         start_ns, length_ns = to_ns(event.ts), to_ns(event.dur)

@@ -220,7 +220,7 @@ def read_kineto(
     )
     shape = builder.shape_column()
     devices = builder.columns.devices()
-    steps, repeated = builder.marked_steps(as_recorded=as_recorded)
+    steps, repeated = builder.marks.marked_steps(as_recorded=as_recorded)
     warnings.extend(repeated)
     lost_ns, num_launches = _lost_launches(builder)
     version = info.get("nccl_version")
@@ -252,9 +252,9 @@ def read_kineto(
                 marked=builder.marked_events(),
                 waits=tuple(sorted(builder.waits, key=lambda wait: wait.correlation)),
                 num_gpus=_num_gpus(reader.header.device_properties),
-                phases=builder.phases(),
+                phases=builder.marks.phases(),
                 lost_launch_ns=lost_ns,
-                gpu_step_ns=tuple(builder.gpu_step_ns),
+                gpu_step_ns=tuple(builder.marks.gpu_step_ns),
                 slow_launches=slow_launches,
                 warnings=(*warnings, *more),
             )
