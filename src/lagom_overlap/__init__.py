@@ -74,9 +74,9 @@ def __getattr__(name: str) -> object:
     """A public name on first use: importing the package imports neither torch nor numpy nor a layer of it."""
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(f"lagom_overlap.{_HOME_OF[name]}"), name)
-    globals()[name] = found
-    return found
+    attribute = getattr(import_module(f"lagom_overlap.{_HOME_OF[name]}"), name)
+    globals()[name] = attribute
+    return attribute
 
 
 def __dir__() -> list[str]:

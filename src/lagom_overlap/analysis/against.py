@@ -104,15 +104,15 @@ class Against:
 
 def _steps(findings: Findings) -> StepShare:
     num = findings.num_windows
-    held = [rank.measures for rank in findings.ranks]
+    measures = [rank.measures for rank in findings.ranks]
     return StepShare(
-        span_ns=sum(found.span_ns for found in held) / num,
-        compute_ns=sum(found.compute_ns for found in held) / num,
-        comm_ns=sum(found.comm_ns for found in held) / num,
-        overlap_ns=sum(found.overlap_ns for found in held) / num,
-        exposed_comm_ns=sum(found.exposed_comm_ns for found in held) / num,
+        span_ns=sum(step.span_ns for step in measures) / num,
+        compute_ns=sum(step.compute_ns for step in measures) / num,
+        comm_ns=sum(step.comm_ns for step in measures) / num,
+        overlap_ns=sum(step.overlap_ns for step in measures) / num,
+        exposed_comm_ns=sum(step.exposed_comm_ns for step in measures) / num,
         stretched_ns=sum(findings.contention.of_rank) / num,
-        idle_ns=sum(found.idle_ns for found in held) / num,
+        idle_ns=sum(step.idle_ns for step in measures) / num,
     )
 
 
@@ -122,7 +122,7 @@ def _lengths(findings: Findings) -> "np.ndarray[tuple[int], np.dtype[np.float64]
     for rank in findings.ranks:
         for step in rank.steps if rank.trace.steps else ():
             by_step[step.number].append(step.measures.span_ns)
-    return np.array([float(np.mean(held)) for held in by_step.values()])
+    return np.array([float(np.mean(lengths)) for lengths in by_step.values()])
 
 
 def _ratio(before: Findings, after: Findings, seed: int) -> tuple[float | None, float | None]:
@@ -130,34 +130,34 @@ def _ratio(before: Findings, after: Findings, seed: int) -> tuple[float | None, 
     if min(len(was), len(became)) < MIN_STEPS:
         return None, None
     rng = np.random.default_rng(seed)
-    means = [held[rng.integers(len(held), size=(_NUM_RESAMPLES, len(held)))].mean(axis=1) for held in (was, became)]
+    means = [runs[rng.integers(len(runs), size=(_NUM_RESAMPLES, len(runs)))].mean(axis=1) for runs in (was, became)]
     low, high = np.percentile(means[1] / np.maximum(means[0], 1e-9), _CONFIDENCE)
     return float(low), float(high)
 
 
 def _shares(findings: Findings, group: Callable[[CollectiveKey], CallKey]) -> dict[CallKey, CallShare]:
     num = findings.num_windows
-    found: dict[CallKey, CallShare] = {}
+    shares: dict[CallKey, CallShare] = {}
     for row in findings.rows:
         key = group(row.key)
-        held = found.get(key, CallShare())
-        found[key] = CallShare(
-            count=held.count + row.count / num,
-            total_ns=held.total_ns + row.total_ns / num,
-            exposed_ns=held.exposed_ns + row.exposed_ns / num,
-            stretched_ns=held.stretched_ns + findings.contention.blame.get(row.key, 0.0) / num,
-            channels=tuple(sorted({*held.channels, row.key.num_channels})),
+        share = shares.get(key, CallShare())
+        shares[key] = CallShare(
+            count=share.count + row.count / num,
+            total_ns=share.total_ns + row.total_ns / num,
+            exposed_ns=share.exposed_ns + row.exposed_ns / num,
+            stretched_ns=share.stretched_ns + findings.contention.blame.get(row.key, 0.0) / num,
+            channels=tuple(sorted({*share.channels, row.key.num_channels})),
         )
-    return found
+    return shares
 
 
 def _changes(before: Findings, after: Findings, group: Callable[[CollectiveKey], CallKey]) -> tuple[Change, ...]:
     was, became = _shares(before, group), _shares(after, group)
-    found = [
+    changes = [
         Change(key=key, before=was.get(key, CallShare()), after=became.get(key, CallShare()))
         for key in dict.fromkeys((*became, *was))
     ]
-    return tuple(sorted(found, key=lambda change: -change.size_ns))
+    return tuple(sorted(changes, key=lambda change: -change.size_ns))
 
 
 def _exactly(key: CollectiveKey) -> CallKey:
@@ -165,16 +165,16 @@ def _exactly(key: CollectiveKey) -> CallKey:
 
 
 def _warnings(before: Findings, after: Findings) -> tuple[str, ...]:
-    found = []
+    warnings = []
     gpus = [sorted({rank.trace.gpu_name for rank in findings.ranks}) for findings in (before, after)]
     if gpus[0] != gpus[1]:
-        found.append("the two runs ran on different GPUs: " + " against ".join(", ".join(g) or "?" for g in gpus))
+        warnings.append("the two runs ran on different GPUs: " + " against ".join(", ".join(g) or "?" for g in gpus))
     num_ranks = len(before.ranks), len(after.ranks)
     if num_ranks[0] != num_ranks[1]:
-        found.append(f"{num_ranks[1]} ranks against {num_ranks[0]}: the averages are over different ranks")
+        warnings.append(f"{num_ranks[1]} ranks against {num_ranks[0]}: the averages are over different ranks")
     if any(not rank.trace.steps for findings in (before, after) for rank in findings.ranks):
-        found.append("a trace has no profiler steps: it counts as one step, whatever it holds")
-    return tuple(found)
+        warnings.append("a trace has no profiler steps: it counts as one step, whatever it holds")
+    return tuple(warnings)
 
 
 def against(after: Findings, before: Findings, *, seed: int = 0) -> Against:

@@ -47,31 +47,31 @@ def _sequences(trace: GpuTrace, windows: Sequence[tuple[int, int]]) -> list[tupl
     for at, call in enumerate(trace.calls):
         if call.event != UNKNOWN and call.kind is not None and call.num_bytes >= LEAST_BYTES:
             by_role[call.communicator, call.num_ranks].append(at)
-    found = []
+    sequences = []
     for role, calls in by_role.items():
         calls.sort(key=lambda at: (int(trace.events.start_ns[trace.calls[at].event]), at))
         starts = np.array([trace.events.start_ns[trace.calls[at].event] for at in calls], dtype=np.int64)
         for start, end in windows:
             first, last = np.searchsorted(starts, (start, end))
-            found.append((role, calls[first:last]))
-    return found
+            sequences.append((role, calls[first:last]))
+    return sequences
 
 
 def call_places(traces: Sequence[GpuTrace], windows: Sequence[Sequence[tuple[int, int]]]) -> CallPlaces:
     """The places of all calls; `windows` are start and end (ns) of each trace's steps on the GPU."""
-    sequences = [_sequences(trace, held) for trace, held in zip(traces, windows, strict=True)]
+    sequences = [_sequences(trace, window) for trace, window in zip(traces, windows, strict=True)]
     votes: dict[Role, Counter[CallCycle]] = defaultdict(Counter)
-    for trace, found in zip(traces, sequences, strict=True):
-        for role, calls in found:
+    for trace, sequence in zip(traces, sequences, strict=True):
+        for role, calls in sequence:
             votes[role][tuple(_key(trace.calls[at]) for at in calls)] += 1
     cycles = {}
-    for role, held in votes.items():
-        cycle, count = held.most_common(1)[0]
-        if count > _MAJORITY * held.total() and 1 in Counter(cycle).values():
+    for role, window in votes.items():
+        cycle, count = window.most_common(1)[0]
+        if count > _MAJORITY * window.total() and 1 in Counter(cycle).values():
             cycles[role] = cycle
     places: list[list[int | None]] = [[None] * len(trace.calls) for trace in traces]
-    for trace, found, mine in zip(traces, sequences, places, strict=True):
-        for role, calls in found:
+    for trace, sequence, mine in zip(traces, sequences, places, strict=True):
+        for role, calls in sequence:
             if cycles.get(role) != tuple(_key(trace.calls[at]) for at in calls):
                 continue
             seen: Counter[tuple[CollectiveKind, int]] = Counter()

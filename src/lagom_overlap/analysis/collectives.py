@@ -87,16 +87,16 @@ def exposed_of_calls(trace: GpuTrace, occupation: Occupation) -> Int64:
 def waiting_of_calls(traces: Sequence[GpuTrace], peers: Peers) -> tuple[tuple[int | None, ...], ...]:
     """For every rank and call, the part of its duration that waited for peers; None where no peer is known."""
     shortest: dict[CallName, int] = {}
-    for trace, held in zip(traces, peers.names, strict=True):
-        for call, name in zip(trace.calls, held, strict=True):
+    for trace, names in zip(traces, peers.names, strict=True):
+        for call, name in zip(trace.calls, names, strict=True):
             if name is not None:
                 shortest[name] = min(shortest.get(name, call.duration_ns), call.duration_ns)
     return tuple(
         tuple(
             None if name is None else call.duration_ns - shortest[name]
-            for call, name in zip(trace.calls, held, strict=True)
+            for call, name in zip(trace.calls, names, strict=True)
         )
-        for trace, held in zip(traces, peers.names, strict=True)
+        for trace, names in zip(traces, peers.names, strict=True)
     )
 
 
@@ -118,7 +118,7 @@ def collective_rows(
         for call, exposed_ns, waiting_ns in zip(trace.calls, bare.tolist(), waited, strict=True):
             if call.is_finished:
                 calls[key_of(call)].append((call, exposed_ns, waiting_ns))
-    rows = [_row(key, held) for key, held in calls.items()]
+    rows = [_row(key, own_calls) for key, own_calls in calls.items()]
     return tuple(sorted(rows, key=lambda row: (-row.total_ns, row.key)))
 
 

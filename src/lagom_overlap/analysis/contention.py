@@ -380,7 +380,7 @@ def _by_kernel(
     cells = _cells(table, covered, np.zeros(len(covered), dtype=np.int64), seed)
     (total,) = _slowdowns(cells, np.zeros(len(cells.kernel), dtype=np.int64))
     each = _slowdowns(cells, np.arange(len(cells.kernel)))
-    worst = np.argsort([-found.stretched_ns for found in each], kind="stable")[:TOP_KERNELS].tolist()
+    worst = np.argsort([-slowdown.stretched_ns for slowdown in each], kind="stable")[:TOP_KERNELS].tolist()
     return total, tuple(
         KernelSlowdown(name=held.name, kernel_class=held.kernel_class, grid=held.grid, found=each[at])
         for at in worst
@@ -400,12 +400,12 @@ def _by_collective(
     sorts = [kernels[kernel].kernel_class for kernel in cells.kernel.tolist()]
     group = [numbers.setdefault(pair, len(numbers)) for pair in zip(sorts, cells.of.tolist(), strict=True)]
     classes = [
-        ClassSlowdown(kernel_class=sort, collective=blame.keys[number], found=found)
-        for (sort, number), found in zip(numbers, _slowdowns(cells, np.array(group)), strict=True)
+        ClassSlowdown(kernel_class=sort, collective=blame.keys[number], found=one)
+        for (sort, number), one in zip(numbers, _slowdowns(cells, np.array(group)), strict=True)
     ]
-    held, group_of_key = np.unique(cells.of, return_inverse=True)
+    keys, group_of_key = np.unique(cells.of, return_inverse=True)
     by_key = {
-        blame.keys[number]: found for number, found in zip(held.tolist(), _slowdowns(cells, group_of_key), strict=True)
+        blame.keys[number]: one for number, one in zip(keys.tolist(), _slowdowns(cells, group_of_key), strict=True)
     }
     return (
         tuple(sorted(classes, key=lambda row: (-row.found.stretched_ns, row.kernel_class, row.collective))),

@@ -52,9 +52,9 @@ def hangs_of(traces: Sequence[GpuTrace]) -> tuple[Hang, ...]:
                 rank = at if trace.rank is None else trace.rank
                 groups[call.communicator, call.ranks][rank][call.sequence] = call
     given = {trace.rank for trace in traces if trace.rank is not None}
-    found = [hang for group, ranks in groups.items() if (hang := _first_of(group, ranks, given)) is not None]
-    found.sort(key=lambda hang: not hang.rank_is_at_fault)
-    return tuple(found)
+    hangs = [hang for group, ranks in groups.items() if (hang := _first_of(group, ranks, given)) is not None]
+    hangs.sort(key=lambda hang: not hang.rank_is_at_fault)
+    return tuple(hangs)
 
 
 def _first_of(group: _Group, ranks: dict[int, dict[int, CommCall]], given: set[int]) -> Hang | None:

@@ -17,8 +17,8 @@ class Intervals:
     @classmethod
     def union(cls, start_ns: Int64, end_ns: Int64) -> "Intervals":
         """The union of any intervals; empty ones vanish, touching ones join."""
-        held = end_ns > start_ns
-        start, end = start_ns[held], end_ns[held]
+        is_open = end_ns > start_ns
+        start, end = start_ns[is_open], end_ns[is_open]
         order = np.argsort(start, kind="stable")
         start, reach = start[order], np.maximum.accumulate(end[order]) if len(order) else end
         if not len(start):
@@ -49,16 +49,16 @@ class Intervals:
     def clip(self, start_ns: int, end_ns: int) -> "Intervals":
         """The part of the set inside [start_ns, end_ns)."""
         start, end = np.maximum(self.start_ns, start_ns), np.minimum(self.end_ns, end_ns)
-        held = end > start
-        return Intervals(start[held], end[held])
+        is_open = end > start
+        return Intervals(start[is_open], end[is_open])
 
     def gaps(self, start_ns: int, end_ns: int) -> "Intervals":
         """What of [start_ns, end_ns) is not in the set."""
         inner = self.clip(start_ns, end_ns)
         start = np.concatenate(([start_ns], inner.end_ns)).astype(np.int64)
         end = np.concatenate((inner.start_ns, [end_ns])).astype(np.int64)
-        held = end > start
-        return Intervals(start[held], end[held])
+        is_open = end > start
+        return Intervals(start[is_open], end[is_open])
 
     def intersect(self, other: "Intervals") -> "Intervals":
         """What lies in both sets."""
@@ -69,8 +69,8 @@ class Intervals:
 
 def depth_at_least(start_ns: Int64, end_ns: Int64, depth: int) -> Intervals:
     """Where at least `depth` of the given intervals run at once."""
-    held = end_ns > start_ns
-    start, end = start_ns[held], end_ns[held]
+    is_open = end_ns > start_ns
+    start, end = start_ns[is_open], end_ns[is_open]
     at = np.concatenate((start, end))
     change = np.concatenate((np.ones(len(start), dtype=np.int64), -np.ones(len(end), dtype=np.int64)))
     order = np.argsort(at, kind="stable")

@@ -40,4 +40,4 @@ _RULES: Final = (
 @lru_cache(maxsize=10_000)
 def kernel_class(name: str) -> KernelClass:
     """The class of a kernel by its name; the first rule that matches."""
-    return next((found for pattern, found in _RULES if pattern.search(name)), KernelClass.OTHER)
+    return next((kernel for pattern, kernel in _RULES if pattern.search(name)), KernelClass.OTHER)

@@ -69,20 +69,20 @@ def parts_of(
             wire = _wire(call.ranks, call.num_ranks, gpus_per_node or _gpus_per_node(trace))
             if wire:
                 by_wire[wire].append(call.event)
-        for by, held in ((GROUP, by_group), (WIRE, by_wire)):
-            for name, events in held.items():
+        for by, intervals in ((GROUP, by_group), (WIRE, by_wire)):
+            for name, events in intervals.items():
                 mask = np.zeros(len(trace.events), dtype=np.bool_)
                 mask[events] = True
                 total = totals[by, name]
                 _add(total, trace, occupation, mask, 0)
                 total[4] = max(total[4], sizes.get(name, 0) if by == GROUP else 0)
     order = {PHASE: 0, GROUP: 1, WIRE: 2}
-    found = [
+    parts = [
         OverlapPart(by=by, name=name, compute_ns=a, comm_ns=b, exposed_ns=c, num_calls=d, num_ranks=e)
         for (by, name), (a, b, c, d, e) in totals.items()
     ]
     phases = [phase.value for phase in _PHASES]
-    found.sort(
+    parts.sort(
         key=lambda part: (
             order[part.by],
             phases.index(part.name) if part.by == PHASE else 0,
@@ -91,7 +91,7 @@ def parts_of(
             part.name,
         )
     )
-    return tuple(found)
+    return tuple(parts)
 
 
 def phase_mask(trace: GpuTrace, phase: Phase) -> Bools:
@@ -110,7 +110,7 @@ def phase_mask(trace: GpuTrace, phase: Phase) -> Bools:
 
 
 def _within(trace: GpuTrace, phase: Phase, at: Int64) -> Bools:
-    spans = [(start, end) for held, start, end in trace.phases if held is phase]
+    spans = [(start, end) for marked, start, end in trace.phases if marked is phase]
     if not spans:
         return np.zeros(len(at), dtype=np.bool_)
     starts, ends = np.array(sorted(spans), dtype=np.int64).T
@@ -125,10 +125,10 @@ def _compute_ns(trace: GpuTrace, rows: Bools) -> int:
 
 
 def _add(total: list[int], trace: GpuTrace, occupation: Occupation, comm: Bools, compute_ns: int) -> None:
-    held = Intervals.union(trace.events.start_ns[comm], trace.events.end_ns[comm])
+    communication = Intervals.union(trace.events.start_ns[comm], trace.events.end_ns[comm])
     total[0] += compute_ns
-    total[1] += held.length_ns
-    total[2] += held.length_ns - held.intersect(occupation.compute).length_ns
+    total[1] += communication.length_ns
+    total[2] += communication.length_ns - communication.intersect(occupation.compute).length_ns
     total[3] += int(np.count_nonzero(comm))
 
 

@@ -67,12 +67,12 @@ def _agree(traces: Sequence[GpuTrace]) -> frozenset[CallName]:
     """The communicators on which all ranks that use them ran the same operations in the same order."""
     orders: dict[CallName, set[tuple[str, ...]]] = defaultdict(set)
     for trace in traces:
-        held: dict[CallName, list[str]] = defaultdict(list)
+        orders_by_call: dict[CallName, list[str]] = defaultdict(list)
         for call in trace.calls:
-            held[call.communicator, call.ranks].append(call.op)
-        for group, ops in held.items():
+            orders_by_call[call.communicator, call.ranks].append(call.op)
+        for group, ops in orders_by_call.items():
             orders[group].add(tuple(ops))
-    return frozenset(group for group, found in orders.items() if len(found) == 1)
+    return frozenset(group for group, distinct in orders.items() if len(distinct) == 1)
 
 
 def peers_of(traces: Sequence[GpuTrace]) -> Peers:

@@ -50,21 +50,21 @@ class _Group:
 
     def gain_s(self, change: _Change) -> tuple[float, float] | None:
         """What a change gains per step, and how far the model's misfit of this group may move that; None: untouched."""
-        held = self.traced
+        traced = self.traced
         changed = tuple(
             change(op, config, reach)
-            for op, config, reach in zip(held.group.comms, self.default, held.reaches, strict=True)
+            for op, config, reach in zip(traced.group.comms, self.default, traced.reaches, strict=True)
         )
         if changed == self.default:
             return None
         after_s = self.simulator.evaluate(changed).makespan_s
-        gain_s = (1.0 - after_s / self.alone_s) * held.makespan_s * held.source.per_step
-        return gain_s, abs(gain_s) * abs(self.alone_s / held.makespan_s - 1.0)
+        gain_s = (1.0 - after_s / self.alone_s) * traced.makespan_s * traced.source.per_step
+        return gain_s, abs(gain_s) * abs(self.alone_s / traced.makespan_s - 1.0)
 
 
 def _model(findings: Findings, machine: Cluster | None) -> ContentionModel | None:
-    found = (cluster_of_trace(rank.trace, machine) for rank in findings.ranks)
-    cluster = next((cluster for cluster in found if cluster is not None), None)
+    clusters = (cluster_of_trace(rank.trace, machine) for rank in findings.ranks)
+    cluster = next((cluster for cluster in clusters if cluster is not None), None)
     if cluster is None:
         return None
     most = max((row.key.num_ranks for row in findings.rows), default=1)
@@ -75,15 +75,15 @@ def _model(findings: Findings, machine: Cluster | None) -> ContentionModel | Non
 def _groups(findings: Findings, groups: Sequence[TraceGroup], model: ContentionModel) -> list[_Group]:
     small = [group for group in groups if len(group.kernel_keys) <= _MAX_KERNELS]
     heaviest = sorted(small, key=lambda group: -group.makespan_ns * group.per_step)[:MAX_GROUPS]
-    found = []
+    overlap_groups = []
     for traced in traced_job(findings, heaviest, model).groups:
         default = default_of(traced, model)
         try:
             simulator = GroupSimulator(traced.group, model)
-            found.append(_Group(traced, simulator, default, simulator.evaluate(default).makespan_s))
+            overlap_groups.append(_Group(traced, simulator, default, simulator.evaluate(default).makespan_s))
         except LagomError:  # ranks that the preset's nodes cannot hold, a configuration that the model does not have
             continue
-    return found
+    return overlap_groups
 
 
 def _changes() -> Iterator[tuple[AskedChange, _Change]]:
@@ -124,15 +124,15 @@ def traced_what_ifs(
     None where no preset has it, or no group can be simulated.
     """
     model = _model(findings, machine)
-    held = [] if model is None else _groups(findings, groups, model)
+    modelled = [] if model is None else _groups(findings, groups, model)
     windows = findings.num_windows * NS_PER_S
     overlapped_s = sum(rank.measures.overlap_ns for rank in findings.ranks) / windows
     exposed_s = sum(rank.measures.exposed_comm_ns for rank in findings.ranks) / windows
     step_s = sum(rank.measures.span_ns for rank in findings.ranks) / windows
     before = Spent(step_s=step_s, overlapped_s=overlapped_s, exposed_s=exposed_s)
     answers = []
-    for asked, change in _changes() if held else ():
-        gains = [found for group in held if (found := _tried(group, change)) is not None]
+    for asked, change in _changes() if modelled else ():
+        gains = [found for group in modelled if (found := _tried(group, change)) is not None]
         if gains:
             gain_s = sum(gain for gain, _ in gains)
             after = replace(before, step_s=step_s - gain_s, exposed_s=max(exposed_s, exposed_s - gain_s))

@@ -180,8 +180,8 @@ class Recorded:
         """
         recorded = self._header.groups.get(group.name)
         if recorded is None or recorded.comms != group.comm_names:
-            held = ", ".join(sorted(self._header.groups))
-            raise BundleError(f"{self._where}: it holds no group {group.name!r} with these collectives; it has {held}")
+            names = ", ".join(sorted(self._header.groups))
+            raise BundleError(f"{self._where}: it holds no group {group.name!r} with these collectives; it has {names}")
         try:
             problem = GroupProblem(
                 group=group,
@@ -203,8 +203,8 @@ class Recorded:
             except (ValueError, LagomError) as error:
                 raise BundleError(f"{self._where}: line {number} is damaged: {error}") from None
         self._visits[group.name] = dict(visits)
-        for assignment, found in visits.items():
-            self._replay[group.name, assignment] = cycle(found.values())
+        for assignment, visit in visits.items():
+            self._replay[group.name, assignment] = cycle(visit.values())
         launches = launches_within(recorded.launches, self._limits.launches)
         return replace(problem, spaces=self._narrowed(problem), launches=launches)
 
@@ -221,7 +221,7 @@ class Recorded:
         """Nothing to free."""
 
     def _narrowed(self, problem: GroupProblem) -> tuple[ConfigSpace, ...]:
-        every = (space for held in self._header.groups.values() for space in held.spaces)
+        every = (space for recorded_group in self._header.groups.values() for space in recorded_group.spaces)
         check_recorded(self._limits, every, self._header.limits)
         group = problem.group
         return tuple(

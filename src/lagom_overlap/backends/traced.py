@@ -110,18 +110,18 @@ class TracedBackend:
 
     def problem(self, group: OverlapGroup) -> GroupProblem:
         """See `Backend`."""
-        inner, held = self._inner.problem(group), self._defaults[group.name]
+        inner, own_default = self._inner.problem(group), self._defaults[group.name]
         spaces = tuple(
             settable(space, config, reach=reach, most_channels=most, nccl=self._nccl)
             for space, config, reach, most in zip(
-                inner.spaces, held.configs, held.reaches, held.most_channels, strict=True
+                inner.spaces, own_default.configs, own_default.reaches, own_default.most_channels, strict=True
             )
         )
-        homes = [_home(space, config) for space, config in zip(spaces, held.configs, strict=True)]
+        homes = [_home(space, config) for space, config in zip(spaces, own_default.configs, strict=True)]
         return replace(
             inner,
             spaces=spaces,
-            default=held.configs,
+            default=own_default.configs,
             baselines=corners(homes),
         )
 

@@ -356,18 +356,18 @@ def call_axes(func: torch._ops.OpOverload, arguments: Arguments, outputs: Sequen
 
 def _of_pieces(func: torch._ops.OpOverload, arguments: Arguments, outputs: Sequence[torch.Tensor]) -> CallAxes:
     """What `shard_rules` says: pieces of all outputs lie along the same dimension, or are summed."""
-    found = shard_rule(func, arguments, outputs)
-    if found is None:
+    rule = shard_rule(func, arguments, outputs)
+    if rule is None:
         return _whole(arguments, outputs)
-    made = []
+    calls = []
     for output in outputs:
         dims: list[int | None] = [None] * output.dim()
-        for axis, combine in enumerate(found.combine):
+        for axis, combine in enumerate(rule.combine):
             if isinstance(combine, Gather):
                 dims[combine.dim] = axis
-        made.append(tuple(dims))
-    summed = frozenset(axis for axis, combine in enumerate(found.combine) if not isinstance(combine, Gather))
-    return CallAxes(found.inputs, tuple(made), (summed,) * len(made), found.sizes)
+        calls.append(tuple(dims))
+    summed = frozenset(axis for axis, combine in enumerate(rule.combine) if not isinstance(combine, Gather))
+    return CallAxes(rule.inputs, tuple(calls), (summed,) * len(calls), rule.sizes)
 
 
 def _whole(arguments: Arguments, outputs: Sequence[torch.Tensor]) -> CallAxes:

@@ -124,12 +124,12 @@ def collective_call(short_name: str, arguments: Mapping[str, Any], result: objec
     reads: list[torch.Tensor] = []
     writes: list[torch.Tensor] = []
     for name, value in arguments.items():
-        found = tensors_in(value)
+        tensors = tensors_in(value)
         in_place = name in _IN_PLACE
         if (name in _INPUTS or in_place) and short_name not in _ONLY_WRITTEN:
-            reads += found
+            reads += tensors
         if name in _OUTPUTS or (in_place and short_name not in _ONLY_READ):
-            writes += found
+            writes += tensors
     if short_name.endswith("_") and not writes:  # all_reduce_, broadcast_: in place on `input`
         writes = list(reads)
     if not writes and short_name not in _ONLY_READ:

@@ -57,15 +57,15 @@ def bucket_sizes(parameters: list[nn.Parameter], first_bytes: int, cap_bytes: in
     full: list[list[nn.Parameter]] = []
     limits: dict[torch.dtype, int] = {}
     for parameter in parameters:
-        held, num_bytes = open_of.pop(parameter.dtype, ([], 0))
-        held.append(parameter)
+        bucket, num_bytes = open_of.pop(parameter.dtype, ([], 0))
+        bucket.append(parameter)
         num_bytes += parameter.numel() * parameter.element_size()
         if num_bytes >= limits.get(parameter.dtype, first_bytes):
-            full.append(held)
+            full.append(bucket)
             limits[parameter.dtype] = cap_bytes
         else:
-            open_of[parameter.dtype] = (held, num_bytes)
-    return [*full, *(held for held, _ in open_of.values())]
+            open_of[parameter.dtype] = (bucket, num_bytes)
+    return [*full, *(bucket for bucket, _ in open_of.values())]
 
 
 def _split(flat: torch.Tensor, held: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -140,10 +140,10 @@ def _forward(self: Any, *inputs: Any, **keywords: Any) -> Any:
     buffers = list(self.module.buffers())
     if state.broadcasts and state.syncs and buffers:
         for dtype in dict.fromkeys(buffer.dtype for buffer in buffers):
-            held = [buffer for buffer in buffers if buffer.dtype == dtype]
-            flat = torch.cat([buffer.reshape(-1) for buffer in held])
+            alike = [buffer for buffer in buffers if buffer.dtype == dtype]
+            flat = torch.cat([buffer.reshape(-1) for buffer in alike])
             dist.broadcast(flat, 0, group=state.group)
-            for buffer, part in zip(held, _split(flat, held), strict=True):
+            for buffer, part in zip(alike, _split(flat, alike), strict=True):
                 buffer.copy_(part.view_as(buffer))
     return self.module(*inputs, **keywords)
 
@@ -171,11 +171,11 @@ STAND_INS: Final = {"__init__": _init, "forward": _forward, "no_sync": _no_sync}
 @contextmanager
 def data_parallel_stand_in() -> Iterator[None]:
     """DDP's own methods are these for a while."""
-    held = {name: vars(DistributedDataParallel)[name] for name in STAND_INS}
+    originals = {name: vars(DistributedDataParallel)[name] for name in STAND_INS}
     try:
         for name, method in STAND_INS.items():
             setattr(DistributedDataParallel, name, method)
         yield
     finally:
-        for name, method in held.items():
+        for name, method in originals.items():
             setattr(DistributedDataParallel, name, method)

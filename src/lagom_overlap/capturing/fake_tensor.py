@@ -331,8 +331,8 @@ def capture_step(
             _run(step, whereabouts)
         gc.collect()
         recorder.keep_alive()
-        found = recorder.finish(name, num_ranks, _stream_names(step.model, recorder.communicators))
-        return replace(found, notes=(*found.notes, *_remarks(step.model, found)))
+        issued = recorder.finish(name, num_ranks, _stream_names(step.model, recorder.communicators))
+        return replace(issued, notes=(*issued.notes, *_remarks(step.model, issued)))
 
 
 def _remarks(model: nn.Module, found: IssuedStep) -> Iterator[str]:

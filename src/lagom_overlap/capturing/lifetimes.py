@@ -44,13 +44,13 @@ class CaptureLifetimes:
     def buffers(self, names: Sequence[str], comms: Set[int]) -> tuple[Buffer, ...]:
         """The buffers by names of operators; `comms` are the operators that are collectives."""
         merged = {part for parts in self._copied_out.values() for part in parts}
-        found = []
+        buffers_made = []
         for number, memory in self._memory.items():
             if number in merged or not memory.num_bytes:
                 continue
             touched = self._from_gather(number, comms) if number in self._copied_out else memory.touched_by
             maker, *users = [names[place] for place in touched]
-            found.append(
+            buffers_made.append(
                 Buffer(
                     name=f"{maker}:{number}",
                     num_bytes=memory.num_bytes,
@@ -58,7 +58,7 @@ class CaptureLifetimes:
                     users=() if memory.is_kept else tuple(users or [maker]),
                 )
             )
-        return tuple(found)
+        return tuple(buffers_made)
 
     def _from_gather(self, number: int, comms: Set[int]) -> list[int]:
         """Who touches a gathered buffer or the parameters made of it, from the gather on."""

@@ -175,16 +175,16 @@ def _optimizer(iteration: Iteration, chunk: int, micro_batches: Sequence[int]) -
 def _buffers(capture: IssuedStep, chunk: int, micro_batches: Sequence[int]) -> list[Buffer]:
     """A micro-batch's memory, once per micro-batch; what the optimizer reads (gradients) is one for all of them."""
     phases: Mapping[str, Phase | None] = {op.name: op.origin.phase for op in capture.iteration.ops}
-    found = []
+    kept = []
     for buffer in capture.iteration.buffers:
         if phases[buffer.maker] is Phase.OPTIMIZER:
             users = tuple(f"c{chunk}.{user}" for user in buffer.users)
-            found.append(replace(buffer, name=f"c{chunk}.{buffer.name}", maker=f"c{chunk}.{buffer.maker}", users=users))
+            kept.append(replace(buffer, name=f"c{chunk}.{buffer.name}", maker=f"c{chunk}.{buffer.maker}", users=users))
             continue
         shared = [user for user in buffer.users if phases[user] is Phase.OPTIMIZER]
         for number in micro_batches[: 1 if shared else None]:
             users = tuple(f"c{chunk}.{user}" if user in shared else _name(user, number, chunk) for user in buffer.users)
-            found.append(
+            kept.append(
                 replace(
                     buffer,
                     name=_name(buffer.name, number, chunk),
@@ -192,4 +192,4 @@ def _buffers(capture: IssuedStep, chunk: int, micro_batches: Sequence[int]) -> l
                     users=users,
                 )
             )
-    return found
+    return kept

@@ -234,12 +234,12 @@ class StepRecorder:
         for argument in func._schema.arguments:
             if argument.name not in arguments:
                 continue
-            found = tensors_in(arguments[argument.name])
+            tensors = tensors_in(arguments[argument.name])
             is_written = argument.alias_info is not None and argument.alias_info.is_write
             if is_written:
-                writes += found
+                writes += tensors
             if not is_written or not (argument.kwarg_only or short in _OVERWRITES):
-                reads += found
+                reads += tensors
         given = {storage_key(tensor) for tensor in (*reads, *writes)}
         writes += [tensor for tensor in outputs if storage_key(tensor) not in given]
         return _Touched(tuple(reads), tuple(writes))

@@ -66,8 +66,8 @@ def trace_program(step: TrainingStep, *, name: str = "step") -> TracedProgram:
     def function(weights: list[torch.Tensor], inputs: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
         with NoteOrigins(whereabouts):
             arguments = dict(zip(names, weights, strict=True))
-            made = torch.func.functional_call(step.model, arguments, tuple(inputs), dict(keywords))
-            loss = step.loss(made)
+            result = torch.func.functional_call(step.model, arguments, tuple(inputs), dict(keywords))
+            loss = step.loss(result)
             return loss, torch.autograd.grad(loss, weights)
 
     with whereabouts:
@@ -152,9 +152,9 @@ class _Reader:
             Operand(value, (None,) * tensor.dim()) for tensor, value in unread if value not in read and tensor.numel()
         )
         is_view = func.is_view or func._schema.name.rpartition("::")[2] in _VIEWS
-        made = self._outputs(node, outputs, found.outputs, found.summed)
+        values = self._outputs(node, outputs, found.outputs, found.summed)
         if is_view:
-            for operand in made:
+            for operand in values:
                 old = self.values[operand.value]
                 self.values[operand.value] = Value(
                     name=old.name, shape=old.shape, element_bytes=old.element_bytes, base=inputs[0].value
@@ -165,7 +165,7 @@ class _Reader:
             TensorCall(
                 name=node.name,
                 inputs=inputs,
-                outputs=made,
+                outputs=values,
                 sizes=found.sizes,
                 is_linear=found.is_linear,
                 work=None if is_view else work_of(short, arguments, tensors, outputs),
@@ -182,12 +182,12 @@ class _Reader:
     ) -> tuple[Operand, ...]:
         value = node.meta["val"]
         places = [0] if isinstance(value, torch.Tensor) else [i for i, v in enumerate(value) if tensors_in(v)]
-        made = []
+        values = []
         for place, tensor, dims, parts in zip(places, tensors, axes, summed, strict=True):
             name = node.name if isinstance(value, torch.Tensor) else f"{node.name}:{place}"
             self._add(node, place, name, tensor, ValueKind.MADE)
-            made.append(Operand(name, dims, parts))
-        return tuple(made)
+            values.append(Operand(name, dims, parts))
+        return tuple(values)
 
 
 def _tensor(node: fx.Node) -> Any:

@@ -89,18 +89,18 @@ class Whereabouts:
         else:
             phase = Phase.FORWARD if self._stack else self._outside
         module = self._module(in_backward)
-        found = _LAYER.search(module)
+        match = _LAYER.search(module)
         return Origin(
             phase=phase,
-            layer=int(found[1]) if found else None,
+            layer=int(match[1]) if match else None,
             microbatch=self.microbatch,
             module=module,
             kernel=kernel,
         )
 
     def _module(self, in_backward: bool) -> str:
-        if self._labels and (found := _LABEL.search(self._labels[-1])):
-            return str(found[1] or found[2])
+        if self._labels and (match := _LABEL.search(self._labels[-1])):
+            return str(match[1] or match[2])
         if self._stack:
             return self._stack[-1]
         if in_backward:

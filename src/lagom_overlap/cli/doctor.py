@@ -19,8 +19,8 @@ def _table(report: DoctorResult) -> Fitted:
     table.add_column("", overflow="fold")
     for check in report.checks:
         mark = Text("ok", style="green") if check.ok else Text("--", style="yellow")
-        found = check.found + (f"\n{check.remedy}" if check.remedy else "")
-        table.add_row(mark, Text(check.name), Text(found))
+        text = check.found + (f"\n{check.remedy}" if check.remedy else "")
+        table.add_row(mark, Text(check.name), Text(text))
     for name in ("tuners", "backends", "presets", "models"):
         values: tuple[str, ...] = getattr(report, name)
         table.add_row(Text(""), Text(name), Text(", ".join(values)))

@@ -76,7 +76,7 @@ def _installed(wanted: str) -> dict[str, str]:
     Read from where pip puts them: importlib.metadata, which finds them elsewhere, too (in zip files, by import hooks),
     loads a parser of e-mails first and takes longer than all the rest of --help.
     """
-    found: dict[str, str] = {}
+    installed: dict[str, str] = {}
     for folder in sys.path:
         try:
             names = [name for name in os.listdir(folder or ".") if name.endswith(".dist-info")]  # noqa: PTH208
@@ -88,12 +88,12 @@ def _installed(wanted: str) -> dict[str, str]:
             except (OSError, ValueError):
                 continue
             for verb, value in _section(text):
-                found.setdefault(verb, value)
-    if wanted and wanted not in found and wanted[:1] != "-":
+                installed.setdefault(verb, value)
+    if wanted and wanted not in installed and wanted[:1] != "-":
         from importlib import metadata  # noqa: PLC0415
 
-        found |= {entry.name: entry.value for entry in metadata.entry_points(group=VERB_GROUP)}
-    return found
+        installed |= {entry.name: entry.value for entry in metadata.entry_points(group=VERB_GROUP)}
+    return installed
 
 
 def _section(text: str) -> Iterator[tuple[str, str]]:

@@ -32,15 +32,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 def follow(folder: Path, wait: Callable[[float], object] = time.sleep) -> None:
     """Says what has changed, until the run is over; `wait(seconds)` is the clock."""
-    said: list[str] = []
+    lines_shown: list[str] = []
     while True:
         watched = look(folder)
         lines = watched.lines()
-        if new := [line for line in lines if line not in said]:
+        if new := [line for line in lines if line not in lines_shown]:
             say("\n".join(new))
         if watched.is_over:
             return
-        said = lines
+        lines_shown = lines
         wait(EVERY_S)
 
 

@@ -48,8 +48,8 @@ def table_ways(collective: Collective, cluster: Cluster) -> tuple[tuple[Algorith
 def _table_ways(
     kind: CollectiveKind, num_ranks: int, num_nodes: int | None, cluster: Cluster
 ) -> tuple[tuple[Algorithm, Protocol], ...]:
-    found = candidates(*on_topology(Collective(kind, 1, num_ranks, num_nodes), cluster))
-    return tuple((way.algorithm, way.protocol) for way in found)
+    ways = candidates(*on_topology(Collective(kind, 1, num_ranks, num_nodes), cluster))
+    return tuple((way.algorithm, way.protocol) for way in ways)
 
 
 def most_channels(

@@ -133,11 +133,11 @@ def work_and_wait(collective: Collective, config: CommConfig, constants: Overlap
     Raises:
         KeyError: if the constants lack its way.
     """
-    held = constants.ways[way_of(collective, config)]
+    way = constants.ways[way_of(collective, config)]
     slices = num_slices(collective, config)
     channels = min(config.num_channels or 1, slices)
-    work_s = held.work_s_per_byte * collective.num_bytes + held.work_s_per_slice * slices
-    wait_s = held.wait_s_per_byte * collective.num_bytes + held.wait_s_per_slice * slices
+    work_s = way.work_s_per_byte * collective.num_bytes + way.work_s_per_slice * slices
+    wait_s = way.wait_s_per_byte * collective.num_bytes + way.wait_s_per_slice * slices
     return work_s, wait_s / channels**constants.channel_power
 
 
@@ -230,8 +230,8 @@ def scaled(constants: OverlapConstants, scale: float) -> OverlapConstants:
     """
     powers = {name: _LATENCY_POWER if name == "wait_s_per_slice" else 1.0 for name in _FIELDS}
     ways = {
-        way: WayConstants(**{name: scale ** powers[name] * getattr(held, name) for name in _FIELDS})
-        for way, held in constants.ways.items()
+        way: WayConstants(**{name: scale ** powers[name] * getattr(constants_of_way, name) for name in _FIELDS})
+        for way, constants_of_way in constants.ways.items()
     }
     return replace(constants, ways=ways)
 
@@ -259,11 +259,11 @@ def _slots(ways: Sequence[Way]) -> list[tuple[Way, str]]:
 
 def _constants(ways: Sequence[Way], values: Sequence[float]) -> OverlapConstants:
     """The values in the order of `_slots`, then g and f."""
-    held: dict[Way, dict[str, float]] = {way: dict.fromkeys(_FIELDS, 0.0) for way in ways}
+    fields_of_way: dict[Way, dict[str, float]] = {way: dict.fromkeys(_FIELDS, 0.0) for way in ways}
     for (way, name), value in zip(_slots(ways), values[:-2], strict=True):
-        held[way][name] = value
+        fields_of_way[way][name] = value
     return OverlapConstants(
-        ways={way: WayConstants(**fields) for way, fields in held.items()},
+        ways={way: WayConstants(**fields) for way, fields in fields_of_way.items()},
         channel_power=values[-2],
         queueing=values[-1],
     )
@@ -277,7 +277,7 @@ def fit_overlaps(observations: Sequence[Observation]) -> OverlapFit:
     """
     if not observations:
         raise ValueError("no measured overlap to fit")
-    pairs = (zip(held.overlap.collectives, held.overlap.configs, strict=True) for held in observations)
+    pairs = (zip(each.overlap.collectives, each.overlap.configs, strict=True) for each in observations)
     ways = sorted({way_of(collective, config) for pair in pairs for collective, config in pair})
     wanted = [
         Constant(f"{way} {name}", _START[name], _START[name] / _SPAN, _START[name] * _SPAN)
@@ -287,7 +287,7 @@ def fit_overlaps(observations: Sequence[Observation]) -> OverlapFit:
 
     def residuals(values: Sequence[float]) -> list[float]:
         constants = _constants(ways, values)
-        return [left for held in observations for left in _residuals(predict(held.overlap, constants), held.times)]
+        return [left for each in observations for left in _residuals(predict(each.overlap, constants), each.times)]
 
     table = fit_constants(residuals, wanted)
     constants = _constants(ways, [constant.value for constant in table])
@@ -295,7 +295,7 @@ def fit_overlaps(observations: Sequence[Observation]) -> OverlapFit:
         constants=constants,
         table=table,
         log_residuals=tuple(
-            log(predict(held.overlap, constants).makespan_s / held.times.makespan_s) for held in observations
+            log(predict(each.overlap, constants).makespan_s / each.times.makespan_s) for each in observations
         ),
     )
 

@@ -44,8 +44,8 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def constants_to_json(constants: OverlapConstants, note: str) -> bytes:
     """The file's content."""
     ways = [
-        _WayRow(way.kind, way.sliced, *(getattr(held, name) for name in WayConstants.__slots__))
-        for way, held in sorted(constants.ways.items())
+        _WayRow(way.kind, way.sliced, *(getattr(own, name) for name in WayConstants.__slots__))
+        for way, own in sorted(constants.ways.items())
     ]
     file = _File(_FORMAT, _VERSION, note, constants.channel_power, constants.queueing, ways)
     return msgspec.json.format(msgspec.json.encode(file), indent=2) + b"\n"

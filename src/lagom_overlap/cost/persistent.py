@@ -106,10 +106,10 @@ def nvjet_grid(name: str, num_blocks: int, shape: tuple[int, int]) -> TileGrid |
 
     None for other kernels, and where the blocks do not make up clusters.
     """
-    found = _NVJET.search(name)
-    if found is None:
+    match = _NVJET.search(name)
+    if match is None:
         return None
-    wide, high, across, down = map(int, found.groups())
+    wide, high, across, down = map(int, match.groups())
     m, n = shape
     return _nvjet(ceil(ceil(n / wide) / across) * ceil(ceil(m / high) / down), across * down, num_blocks)
 
@@ -119,10 +119,10 @@ def nvjet_grid_of_time(name: str, num_blocks: int, area: float) -> TileGrid | No
 
     The last round is `LAST_ROUND_IDLE` short of full.
     """
-    found = _NVJET.search(name)
-    if found is None:
+    match = _NVJET.search(name)
+    if match is None:
         return None
-    wide, high, across, down = map(int, found.groups())
+    wide, high, across, down = map(int, match.groups())
     num_rounds = max(1, round(area / (wide * high * num_blocks)))
     launched = num_blocks // (across * down)
     return _nvjet(max(1, round((num_rounds - LAST_ROUND_IDLE) * launched)), across * down, num_blocks)
@@ -143,10 +143,10 @@ def hopper_grid(shape: tuple[int, int], batch: int, num_sms: int) -> TileGrid:
         return batch * ceil(n / tile[0]) * ceil(ceil(m / tile[1]) / NVJET_CLUSTER)
 
     best = min(NVJET_TILES, key=lambda tile: ceil(clusters(tile) / launched) * tile[0] * tile[1])
-    found = clusters(best)
+    grid = clusters(best)
     return TileGrid(
-        num_tiles=found * NVJET_CLUSTER,
-        num_blocks=min(found, launched) * NVJET_CLUSTER,
+        num_tiles=grid * NVJET_CLUSTER,
+        num_blocks=min(grid, launched) * NVJET_CLUSTER,
         cluster=NVJET_CLUSTER,
         own_tiles=NVJET_OWN_TILES,
     )

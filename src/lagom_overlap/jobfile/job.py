@@ -479,11 +479,11 @@ def join_launched(backend: str) -> int | None:
 def unused_keys(spec: JobSpec, backend: str) -> tuple[str, ...]:
     """Keys that the job sets and this backend has no use for; a recording takes the place of all of them."""
     default = JobTable(name=spec.job.name)
-    found = []
+    unused = []
     if backend == "simulated":
-        found += ["job.link"] if spec.job.link != default.link else []
-        found += ["job.timeout_s"] if spec.job.timeout_s != default.timeout_s else []
-        found += ["job.ranks"] if spec.model is not None and spec.job.ranks != default.ranks else []
+        unused += ["job.link"] if spec.job.link != default.link else []
+        unused += ["job.timeout_s"] if spec.job.timeout_s != default.timeout_s else []
+        unused += ["job.ranks"] if spec.model is not None and spec.job.ranks != default.ranks else []
     if backend in RANK_BACKENDS:
-        found += ["cost"] if spec.cost != CostTable() else []
-    return tuple(found)
+        unused += ["cost"] if spec.cost != CostTable() else []
+    return tuple(unused)

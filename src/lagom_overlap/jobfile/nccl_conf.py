@@ -22,7 +22,7 @@ def with_conf_files(environment: Mapping[str, str], system: Path = SYSTEM_FILE) 
     else:
         home = environment.get("HOME")
         files = [*([Path(home) / ".nccl.conf"] if home else []), system]
-    found = dict(environment)
+    variables = dict(environment)
     for path in files:
         try:
             lines = read_regular(path, _MAX_BYTES).decode(errors="replace").split("\n")
@@ -31,5 +31,5 @@ def with_conf_files(environment: Mapping[str, str], system: Path = SYSTEM_FILE) 
         for line in lines:
             name, is_set, value = line.removesuffix("\r").partition("=")
             if is_set and name and not name.startswith("#"):
-                found.setdefault(name, value)
-    return found
+                variables.setdefault(name, value)
+    return variables

@@ -70,7 +70,7 @@ def _found(job: Job, mesh_shape: tuple[int, ...], zero_stage: int | None) -> tup
     method = "auto" if zero_stage is None else f"zero{zero_stage}-"
     title = f"{spec.model.name}-{method}{'x'.join(map(str, mesh_shape))}"
     limit = spec.plan.memory_limit
-    found = search.search_sharding(
+    sharding = search.search_sharding(
         programs.capture_program(build, name=title).program.with_updates(),
         mesh_shape=mesh_shape,
         cluster=cluster,
@@ -80,7 +80,7 @@ def _found(job: Job, mesh_shape: tuple[int, ...], zero_stage: int | None) -> tup
         limit_s=SEARCH_S,
         seed=spec.plan.seed,
     )
-    capture: IssuedStep = search.emit(found, name=title)
+    capture: IssuedStep = search.emit(sharding, name=title)
     return capture.placed_on(cluster), cluster
 
 

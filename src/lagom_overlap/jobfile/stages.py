@@ -24,7 +24,7 @@ def staged_groups(step: JobStep) -> tuple[StagedGroup, ...]:
 
     A group's `count` is that in the iteration of one rank, of the stage where it occurs most.
     """
-    found: dict[object, StagedGroup] = {}
+    groups: dict[object, StagedGroup] = {}
     for stage in step.simulator.stages:
         iteration = step.simulator.step(stage).issued
         for group in find_overlap_groups(iteration):
@@ -33,14 +33,14 @@ def staged_groups(step: JobStep) -> tuple[StagedGroup, ...]:
             works = tuple(op.work for op in group.computations)
             calls = tuple((op.collective, op.communicator) for op in group.comms)
             key = works, calls, group.starts_after
-            known = found.get(key)
+            known = groups.get(key)
             if known is None:
-                named = replace(group, name=f"{iteration.name}/{len(found)}", count=count)
-                found[key] = StagedGroup(group=named, places={stage: places})
+                named = replace(group, name=f"{iteration.name}/{len(groups)}", count=count)
+                groups[key] = StagedGroup(group=named, places={stage: places})
             else:
                 most = replace(known.group, count=max(known.group.count, count))
-                found[key] = StagedGroup(group=most, places={**known.places, stage: places})
-    return tuple(found.values())
+                groups[key] = StagedGroup(group=most, places={**known.places, stage: places})
+    return tuple(groups.values())
 
 
 def _places(group: OverlapGroup, iteration: Iteration) -> tuple[tuple[int, ...], ...]:

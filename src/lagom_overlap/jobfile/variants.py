@@ -137,10 +137,10 @@ def _different(values: Sequence[object], where: str) -> tuple[object, ...]:
 
 def _asked(text: str) -> tuple[str, tuple[object, ...]]:
     """What `KEY=A,B` sets."""
-    key, equals, said = text.partition("=")
+    key, equals, text_of_values = text.partition("=")
     key = key.strip()
-    parts = [part.strip() for part in _VALUE.findall(said)]
-    if not equals or not _KEY.fullmatch(key) or not _VALUES.fullmatch(said) or not all(parts):
+    parts = [part.strip() for part in _VALUE.findall(text_of_values)]
+    if not equals or not _KEY.fullmatch(key) or not _VALUES.fullmatch(text_of_values) or not all(parts):
         raise JobError(f"--set {text!r}: must be TABLE.KEY=VALUE or TABLE.KEY=A,B,..., such as parallel.fsdp=8,16,32")
     return key, _different([_value(part) for part in parts], f"--set {key}")
 

@@ -112,7 +112,7 @@ def _in_one_rank(
 
 def _in_stages(step: JobStep, staged: tuple[StagedGroup, ...]) -> Callable[[_Changes], float]:
     """Prices changes in the iteration of a pipeline: in each stage where a group occurs."""
-    places = {held.group.name: held.places for held in staged}
+    places = {staged_group.group.name: staged_group.places for staged_group in staged}
 
     def seconds(changes: _Changes) -> float:
         placed: dict[int, dict[int, CommConfig]] = defaultdict(dict)

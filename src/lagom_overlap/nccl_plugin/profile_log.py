@@ -221,10 +221,10 @@ def _log_of(path: Path, taken: RingEntries) -> ProfileLog:
                 case ProfileEvent.CHANNEL:
                     # Without its collective where that was overwritten, or taken just before.
                     by_call.get(_call_of(entry), []).append(_channel(entry))
-        made = tuple(_collective(entry, channels) for entry, channels in collectives)
+        collectives_made = tuple(_collective(entry, channels) for entry, channels in collectives)
     except (IndexError, ValueError) as error:
         raise TableError(f"{path}: an entry is damaged: {error}") from error
-    return ProfileLog(tuple(communicators), made, taken.num_lost)
+    return ProfileLog(tuple(communicators), collectives_made, taken.num_lost)
 
 
 def _call_of(entry: np.void) -> tuple[int, int, int, int]:

@@ -49,7 +49,7 @@ def site_ranges(settings: Mapping[CallSite, Hashable], known: Collection[CallSit
     for communicator, kind, num_bytes in known:
         others[communicator, kind].add(num_bytes)
     return {
-        (*pair, num_bytes): found
+        (*pair, num_bytes): ranges
         for pair, by_size in tuned.items()
-        for num_bytes, found in size_ranges(by_size, others[pair]).items()
+        for num_bytes, ranges in size_ranges(by_size, others[pair]).items()
     }

@@ -105,7 +105,7 @@ def decode_table(data: bytes) -> DecodedTable:
     rows = np.frombuffer(data, layout.DECISION, num_decisions, start + names.nbytes)
     steps = np.frombuffer(data, layout.CYCLE_CALL, num_calls, start + names.nbytes + rows.nbytes)
     communicators = tuple(_communicator(name) for name in names)
-    places = [(held.num_ranks, held.num_nodes, held.creation_order) for held in communicators]
+    places = [(each.num_ranks, each.num_nodes, each.creation_order) for each in communicators]
     if len(set(places)) != len(places):
         raise TableError("a communicator is named twice")
     decisions = tuple(_decision(row, communicators) for row in rows)

@@ -68,10 +68,10 @@ def read_tuning(lines: Iterable[str]) -> TuningLog:
     for line in lines:
         if (call := _call(line)) is not None:
             calls.append(call)
-        elif (found := _CLAMP.search(line)) and found[1] in _KINDS:
-            clamps.append(LoggedClamp(kind=_KINDS[found[1]], asked_bytes=int(found[2]), kept_bytes=int(found[3])))
-        elif found := _LIMITS.search(line):
-            limits.append(LoggedLimits(num_channels=int(found[1]), num_nvls_channels=int(found[3])))
+        elif (match := _CLAMP.search(line)) and match[1] in _KINDS:
+            clamps.append(LoggedClamp(kind=_KINDS[match[1]], asked_bytes=int(match[2]), kept_bytes=int(match[3])))
+        elif match := _LIMITS.search(line):
+            limits.append(LoggedLimits(num_channels=int(match[1]), num_nvls_channels=int(match[3])))
     return TuningLog(tuple(calls), tuple(clamps), tuple(limits))
 
 

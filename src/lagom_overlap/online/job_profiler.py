@@ -72,17 +72,17 @@ class OwnProfiler:
         """Notices every profiler that the job makes from now on; safe to call twice."""
         if self._watched:
             return
-        for made in _CONSTRUCTED:
-            original: Callable[..., None] = made.__init__
+        for constructed in _CONSTRUCTED:
+            original: Callable[..., None] = constructed.__init__
             telling = self._telling(original)
-            made.__init__ = telling
-            self._watched.append((made, original, telling))
+            constructed.__init__ = telling
+            self._watched.append((constructed, original, telling))
 
     def unwatch(self) -> None:
         """Puts the constructors back, unless somebody has wrapped them once more; safe to call twice."""
-        for made, original, telling in self._watched:
-            if made.__init__ is telling:
-                made.__init__ = original
+        for constructed, original, telling in self._watched:
+            if constructed.__init__ is telling:
+                constructed.__init__ = original
         self._watched.clear()
 
     def why_not(self) -> str:

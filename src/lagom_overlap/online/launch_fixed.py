@@ -73,8 +73,8 @@ class Fixed(OneSetting):
             why = self._misfit or "the job made no step"
             why += "; the other stages of its pipeline have calls of their own" if self._is_pipelined else ""
             return Conclusion("nothing was set on rank 0", why, f"lagom run --observe -- {command}")
-        found = f"{num_matched} of {num_asked} calls that NCCL asked about were set"
-        return Conclusion(found, f"their call sites are in {config}", f"lagom run --prove {config} -- {command}")
+        result = f"{num_matched} of {num_asked} calls that NCCL asked about were set"
+        return Conclusion(result, f"their call sites are in {config}", f"lagom run --prove {config} -- {command}")
 
     def close(self) -> None:
         """Restores the job's own launches."""

@@ -109,16 +109,16 @@ def conclusion(shares: Shares, reason: str, command: str, *, trace: str = "", is
         next_line = f"lagom run --observe -- {command}   (with more steps)"
         return Conclusion(f"no collective of a training step was seen on {where}", why, next_line)
     knob, ratio = max(shares.ratios().items(), key=lambda pair: pair[1])
-    found = f"{format_seconds(shares.total_s / shares.num_steps)} of collectives a step on {where}"
+    result = f"{format_seconds(shares.total_s / shares.num_steps)} of collectives a step on {where}"
     if not ratio:
         why = f"no knob reaches any of them: {', '.join(shares.by_kind_s)}"
-        return Conclusion(f"{found}; nothing of it can be set", why, _look(trace, command))
+        return Conclusion(f"{result}; nothing of it can be set", why, _look(trace, command))
     if not (is_in_adapter or shares.nccl is not None):
         why = "they are called by no FSDP2 or DDP module (DTensor or the job itself calls them): out of reach on gloo"
-        return Conclusion(f"{found}; nothing of it can be set", why, _look(trace, command))
-    found += f"; settings reach {format_percent(ratio, 0)} of it"
+        return Conclusion(f"{result}; nothing of it can be set", why, _look(trace, command))
+    result += f"; settings reach {format_percent(ratio, 0)} of it"
     why = f"{knob} can be set {_way(knob, shares.nccl)}; how much of that is a gain, only a trial shows"
-    return Conclusion(found, why, f"lagom run --online -- {command}")
+    return Conclusion(result, why, f"lagom run --online -- {command}")
 
 
 def _look(trace: str, command: str) -> str:

@@ -98,8 +98,8 @@ def _data(arguments: argparse.Namespace) -> int:
     if arguments.out is not None:
         raise DataError(f"--out has no meaning with `lagom reproduce {DATA}`: files go to {cache_root()}")
     log = Console(stderr=True)
-    held = datasets()
-    found = fetch(held, note=lambda line: log.print(line, soft_wrap=True)) if arguments.fetch else map(look_up, held)
+    known = datasets()
+    found = fetch(known, note=lambda line: log.print(line, soft_wrap=True)) if arguments.fetch else map(look_up, known)
     rows = tuple(found)
     if arguments.json:
         say(encoded({"datasets": rows}).decode())
@@ -118,7 +118,7 @@ def _data_table(rows: Sequence[FoundDataset]) -> Fitted:
     for name in ("dataset", "state", "licence", "source"):
         table.add_column(name, overflow="fold", no_wrap=name == "dataset")
     for row in rows:
-        held = row.dataset
-        source = held.source.partition("://")[2] + (f" @{held.commit[:7]}" if held.commit else "")
-        table.add_row(held.name, row.state, held.licence, source)
+        dataset = row.dataset
+        source = dataset.source.partition("://")[2] + (f" @{dataset.commit[:7]}" if dataset.commit else "")
+        table.add_row(dataset.name, row.state, dataset.licence, source)
     return Fitted(table)

@@ -67,15 +67,15 @@ def _axis_from_inputs(index: StepIndex, op: Op, axes: dict[str, int]) -> int | N
     described = {use.source for use in op.shards.inputs}
     if any(dep in axes and dep not in described for dep in op.deps):
         return None
-    found: set[int | None] = set()
+    axes_found: set[int | None] = set()
     for use in op.shards.inputs:
         if use.source in axes:
             source = index.ops[use.source].shards
             assert source is not None, use.source
             combine = source.combine[axes[use.source]]
             inside = isinstance(combine, Gather) and combine.dim < len(use.axes)
-            found.add(use.axes[combine.dim] if inside and isinstance(combine, Gather) else None)
-    axis = found.pop() if len(found) == 1 else None
+            axes_found.add(use.axes[combine.dim] if inside and isinstance(combine, Gather) else None)
+    axis = axes_found.pop() if len(axes_found) == 1 else None
     return axis if axis is not None and isinstance(op.shards.combine[axis], Gather) else None
 
 

@@ -57,10 +57,10 @@ def stages_of(iteration: Iteration, graph: TaskGraph) -> tuple[LayerStage, ...]:
     pairs = _together(graph, rows)
     stages = []
     for run in LayerPass:
-        lengths = Counter(len(tasks) for (found, _, _), tasks in rows.items() if found is run)
+        lengths = Counter(len(tasks) for (row_run, _, _), tasks in rows.items() if row_run is run)
         usual = max(lengths, key=lambda length: (lengths[length], length), default=0)
         for microbatches in pairs:
-            layers = sorted({layer for found, batch, layer in rows if found is run and batch in microbatches})
+            layers = sorted({layer for row_run, batch, layer in rows if row_run is run and batch in microbatches})
             if run is LayerPass.BACKWARD:
                 layers.reverse()
             whole = [[tuple(rows.get((run, batch, layer), ())) for batch in microbatches] for layer in layers]
@@ -73,18 +73,18 @@ def stages_of(iteration: Iteration, graph: TaskGraph) -> tuple[LayerStage, ...]:
 def _together(graph: TaskGraph, rows: dict[tuple[LayerPass, int, int], list[int]]) -> list[tuple[int, ...]]:
     """Microbatches in pairs where the second does not wait for the first, else alone."""
     batches = sorted({batch for _, batch, _ in rows})
-    found: list[tuple[int, ...]] = []
+    together: list[tuple[int, ...]] = []
     while batches:
         first = batches.pop(0)
         if batches and not _waits(graph, _tasks_of(rows, batches[0]), _tasks_of(rows, first)):
-            found.append((first, batches.pop(0)))
+            together.append((first, batches.pop(0)))
         else:
-            found.append((first,))
-    return found
+            together.append((first,))
+    return together
 
 
 def _tasks_of(rows: dict[tuple[LayerPass, int, int], list[int]], batch: int) -> list[int]:
-    return [task for (_, found, _), tasks in rows.items() if found == batch for task in tasks]
+    return [task for (_, row_batch, _), tasks in rows.items() if row_batch == batch for task in tasks]
 
 
 def _waits(graph: TaskGraph, tasks: Sequence[int], others: Sequence[int]) -> bool:

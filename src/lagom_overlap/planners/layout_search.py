@@ -128,5 +128,5 @@ class LayoutSearch(Generic[One]):
 def _numbers(rows: Sequence[Sequence[Hashable]]) -> NDArray[np.intp]:
     """Equal things have equal numbers."""
     numbers = dict[Hashable, int]()
-    found = [[numbers.setdefault(one, len(numbers)) for one in row] for row in rows]
-    return np.array(found, dtype=np.intp).reshape(len(rows), -1)
+    numbered = [[numbers.setdefault(one, len(numbers)) for one in row] for row in rows]
+    return np.array(numbered, dtype=np.intp).reshape(len(rows), -1)

@@ -88,17 +88,17 @@ class LayoutSpace:
     def _keys(self, degrees: Mapping[str, int], zero: int, micro_batch: int) -> dict[str, Value]:
         """Degrees above 1 and what goes with them; in the order of a job file."""
         data = {"fsdp": degrees["data"]} if self._shards else {"data": degrees["data"]}
-        found: dict[str, Value] = {"framework": self.rules.name, **data}
-        found |= {key: degrees[key] for key in ("tensor", "context", "pipeline") if degrees[key] > 1}
+        keys: dict[str, Value] = {"framework": self.rules.name, **data}
+        keys |= {key: degrees[key] for key in ("tensor", "context", "pipeline") if degrees[key] > 1}
         if degrees["tensor"] > 1:
-            found["sequence_parallel"] = True
+            keys["sequence_parallel"] = True
         if not self._shards and degrees["data"] * degrees["context"] > 1:
-            found |= {"zero_stage": zero, "overlap_gradients": True}
+            keys |= {"zero_stage": zero, "overlap_gradients": True}
             if zero == 1 and has_switch(self.rules.name, "overlap_parameters"):
-                found["overlap_parameters"] = True
+                keys["overlap_parameters"] = True
         elif zero == 2:
-            found["zero_stage"] = zero
-        return found | {"micro_batch": micro_batch, "global_batch": self.global_batch}
+            keys["zero_stage"] = zero
+        return keys | {"micro_batch": micro_batch, "global_batch": self.global_batch}
 
     def _micro_batches(self, degrees: Mapping[str, int]) -> tuple[int, ...]:
         each = self.global_batch // degrees["data"]
@@ -129,13 +129,13 @@ class LayoutSpace:
         whole = degrees["tensor"] > 1
         ranks = degrees["data"] * degrees["context"] * degrees["tensor"]
         sizes = [size for size in _divisors(self.model.num_experts) if ranks % size == 0]
-        found: list[Keys] = []
+        choices: list[Keys] = []
         for size in reversed(sizes):
             if size > 1:
-                found.append({"expert": size} | ({"whole_experts": True} if whole else {}))
+                choices.append({"expert": size} | ({"whole_experts": True} if whole else {}))
             else:
-                found.append({})
-        return tuple(found)
+                choices.append({})
+        return tuple(choices)
 
     def _schedules(self, degrees: Mapping[str, int], micro_batch: int) -> Iterator[Keys]:
         """One forward, one backward; interleaved with every number of chunks that divides a stage's layers."""

@@ -34,9 +34,9 @@ def depth_arcs(iteration: Iteration, depth: int) -> list[tuple[str, str]]:
     begins, users = begins_of_gathers(iteration), users_of_gathers(iteration)
     gathers = list(begins)
     arcs = []
-    for released, held in zip(gathers, gathers[depth:], strict=False):
-        if all(place[user] < need[held] for user in users[released]):
-            arcs += [(user, begins[held]) for user in users[released]]
+    for released, gather in zip(gathers, gathers[depth:], strict=False):
+        if all(place[user] < need[gather] for user in users[released]):
+            arcs += [(user, begins[gather]) for user in users[released]]
     return arcs
 
 
@@ -68,12 +68,12 @@ def limit_arcs(iteration: Iteration, limit_bytes: int) -> list[tuple[str, str]]:
     order = lean_order(iteration)
     refuse_beyond("even one operator after the other", peak_of_order(iteration, order), limit_bytes)
     moment = {iteration.ops[task].name: number for number, task in enumerate(order)}
-    made = sorted(iteration.buffers, key=lambda buffer: moment[buffer.maker])
-    released = sorted((b for b in made if b.users), key=lambda buffer: max(moment[user] for user in buffer.users))
+    in_order = sorted(iteration.buffers, key=lambda buffer: moment[buffer.maker])
+    released = sorted((b for b in in_order if b.users), key=lambda buffer: max(moment[user] for user in buffer.users))
     last = _LastTasks(iteration, order)
     arcs: list[tuple[str, str]] = []
     held, gone = iteration.resident_bytes, 0
-    for buffer in made:
+    for buffer in in_order:
         held += buffer.num_bytes
         while held > limit_bytes:
             held -= released[gone].num_bytes
@@ -152,10 +152,10 @@ def peak_of_spans(iteration: Iteration, spans: Mapping[str, tuple[float, float]]
         changes.append((spans[buffer.maker][0], buffer.num_bytes))
         if buffer.users:
             changes.append((max(spans[user][1] for user in buffer.users), -buffer.num_bytes))
-    held = peak = iteration.resident_bytes
+    num_bytes = peak = iteration.resident_bytes
     for _, change in sorted(changes):  # at one moment, releases come first
-        held += change
-        peak = max(peak, held)
+        num_bytes += change
+        peak = max(peak, num_bytes)
     return peak
 
 

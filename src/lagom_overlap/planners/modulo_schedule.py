@@ -108,14 +108,14 @@ def _arcs(
     for distance in (2, 1, 0):
         if middle >= distance:
             source.update((task, (place, distance)) for place, task in enumerate(rows[middle - distance]))
-    found: dict[tuple[int, int, int], None] = {}
+    arcs: dict[tuple[int, int, int], None] = {}
     for place, task in enumerate(rows[middle]):
         for pred in graph.preds[task]:
             if pred in source:
                 at, distance = source[pred]
                 if distance or chains[at] != chains[place]:
-                    found[chains[at], chains[place], distance] = None
-    return tuple(found)
+                    arcs[chains[at], chains[place], distance] = None
+    return tuple(arcs)
 
 
 def _cycle_bound(kernel: ModuloKernel) -> int:
@@ -205,8 +205,8 @@ def steady_state(kernel: ModuloKernel, deadline: Deadline, *, probe_s: float = 2
         interval = bound if failed < bound else (failed + best.interval) // 2
         if best.interval - interval < bound * _NEAR - bound:
             break
-        found = modulo_schedule(kernel, interval, deadline.within(probe_s), seed)
-        best, failed = (found, failed) if found is not None else (best, interval)
+        schedule = modulo_schedule(kernel, interval, deadline.within(probe_s), seed)
+        best, failed = (schedule, failed) if schedule is not None else (best, interval)
     return best
 
 
@@ -302,12 +302,12 @@ def _like(kernel: ModuloKernel, known: dict[ModuloKernel, _Rhythm]) -> _Rhythm |
 
 
 def _completed(graph: TaskGraph, priority: Sequence[float | None]) -> list[float]:
-    made = list(priority)
+    order = list(priority)
     for task in reversed(graph.topological):
-        after = [value for succ in graph.succs[task] if (value := made[succ]) is not None]
-        if made[task] is None and not graph.preds[task] and after:
-            made[task] = min(after) - graph.ticks[task]
+        after = [value for succ in graph.succs[task] if (value := order[succ]) is not None]
+        if order[task] is None and not graph.preds[task] and after:
+            order[task] = min(after) - graph.ticks[task]
     for task in graph.topological:
-        if made[task] is None:
-            made[task] = max(((made[pred] or 0.0) + graph.ticks[pred] for pred in graph.preds[task]), default=0.0)
-    return [value or 0.0 for value in made]
+        if order[task] is None:
+            order[task] = max(((order[pred] or 0.0) + graph.ticks[pred] for pred in graph.preds[task]), default=0.0)
+    return [value or 0.0 for value in order]

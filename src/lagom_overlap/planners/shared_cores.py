@@ -20,8 +20,8 @@ def rate_of(name: str, rates: Mapping[str, float]) -> float:
 
     A piece has its whole's, what was not measured the mean.
     """
-    found = rates.get(origin_name(name, rates))
-    return sum(rates.values()) / len(rates) if found is None else found
+    rate = rates.get(origin_name(name, rates))
+    return sum(rates.values()) / len(rates) if rate is None else rate
 
 
 def timeline_on_cores(iteration: Iteration, graph: TaskGraph, rates: Mapping[str, float]) -> Timeline:
@@ -58,9 +58,9 @@ def timeline_on_cores(iteration: Iteration, graph: TaskGraph, rates: Mapping[str
 def _waits(iteration: Iteration, graph: TaskGraph) -> list[set[int]]:
     """What each operator waits for: its inputs, and the one before it on its stream and on its resource."""
     last_of: dict[str | int, int] = {}
-    found = []
+    waits = []
     for number, (op, preds, resource) in enumerate(zip(iteration.ops, graph.preds, graph.resource, strict=True)):
         before = {last_of[key] for key in (op.stream, resource) if key in last_of}
-        found.append({*preds, *before})
+        waits.append({*preds, *before})
         last_of[op.stream] = last_of[resource] = number
-    return found
+    return waits

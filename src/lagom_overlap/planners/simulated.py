@@ -117,8 +117,8 @@ def _one_after_the_other(problem: PlanProblem, iteration: Iteration) -> Timeline
 
 
 def _alone(problem: PlanProblem, iteration: Iteration) -> Timeline:
-    found = predict(problem, iteration)
-    graph = found.graph
-    starts = found.schedule.starts
+    predicted = predict(problem, iteration)
+    graph = predicted.graph
+    starts = predicted.schedule.starts
     ends = [start + ticks for start, ticks in zip(starts, graph.ticks, strict=True)]
     return timeline_of(iteration, [graph.seconds(tick) for tick in starts], [graph.seconds(tick) for tick in ends])

@@ -21,14 +21,14 @@ class StepIndex:
 
     def reached(self, starts: Iterable[str], last: int) -> set[str]:
         """What follows `starts` on any path, up to place `last`, the starts left out."""
-        found: set[str] = set()
+        names: set[str] = set()
         stack = list(starts)
         while stack:
             for name in self.followers[stack.pop()]:
-                if name not in found and self.place[name] <= last:
-                    found.add(name)
+                if name not in names and self.place[name] <= last:
+                    names.add(name)
                     stack.append(name)
-        return found
+        return names
 
     @cached_property
     def gradient_comms(self) -> tuple[CommOp, ...]:
@@ -38,20 +38,20 @@ class StepIndex:
         alone, or such collectives alone (a scatter before the sum over replicas). What the optimizer itself makes (the
         norm of all gradients) is none.
         """
-        found: dict[str, CommOp] = {}
+        comms: dict[str, CommOp] = {}
         for op in self.iteration.comms:
-            made = [self.ops[dep] for dep in data_deps(op, self.ops)]
-            of_weights = made and all(m.origin.phase is Phase.WEIGHT_GRAD or m.name in found for m in made)
+            makers = [self.ops[dep] for dep in data_deps(op, self.ops)]
+            of_weights = makers and all(m.origin.phase is Phase.WEIGHT_GRAD or m.name in comms for m in makers)
             users = [self.ops[name].origin.phase for name in self.followers[op.name]]
             into_optimizer = users and all(phase is Phase.OPTIMIZER for phase in users)
-            is_before = made and all(m.origin.phase is not Phase.OPTIMIZER for m in made)
+            is_before = makers and all(m.origin.phase is not Phase.OPTIMIZER for m in makers)
             if of_weights or (into_optimizer and is_before):
-                found[op.name] = op
+                comms[op.name] = op
         for op in reversed(self.iteration.comms):
             readers = self.followers[op.name]
-            if readers and all(name in found for name in readers) and op.name not in found:
-                found[op.name] = op
-        return tuple(sorted(found.values(), key=lambda op: self.place[op.name]))
+            if readers and all(name in comms for name in readers) and op.name not in comms:
+                comms[op.name] = op
+        return tuple(sorted(comms.values(), key=lambda op: self.place[op.name]))
 
     @property
     def computations(self) -> tuple[CompOp, ...]:

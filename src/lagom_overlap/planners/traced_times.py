@@ -52,13 +52,13 @@ class ScaledTimes:
     @classmethod
     def fitted(cls, model: OpTimes, iteration: Iteration, measured_s: Mapping[str, float]) -> "ScaledTimes":
         """Factors from the operators of an iteration that were measured: seconds measured over seconds modelled."""
-        held: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
         for op in iteration.ops:
             if op.name in measured_s:
                 for sort in (sort_of(op), _whole_of(op)):
-                    held[sort][0] += measured_s[op.name]
-                    held[sort][1] += model.seconds(op)
-        return cls(model, {sort: measured / modelled for sort, (measured, modelled) in held.items()})
+                    sums[sort][0] += measured_s[op.name]
+                    sums[sort][1] += model.seconds(op)
+        return cls(model, {sort: measured / modelled for sort, (measured, modelled) in sums.items()})
 
     def seconds(self, op: Op) -> float:
         """Seconds of one operator alone."""
@@ -83,19 +83,19 @@ def kernels_of(iteration: Iteration) -> frozenset[str]:
 
 def match_trace(iteration: Iteration, traced: TracedOperators) -> TraceMatch:
     """Which of the trace's times are of which operators of the step."""
-    found, in_order = dict[str, float](), 0
+    seconds, in_order = dict[str, float](), 0
     kernels = _grouped(traced.operators, lambda held: held.kernel)
     for kernel, comps in _grouped(iteration.computations, lambda op: op.origin.kernel).items():
         pool = kernels.get(kernel, []) if kernel else list(traced.operators)
         ordered = _in_order(comps, pool, traced.num_steps, _may_be) if kernel else {}
         in_order += len(ordered)
-        found |= ordered or _by_shape(comps, pool, _comp_keys, _traced_keys)
+        seconds |= ordered or _by_shape(comps, pool, _comp_keys, _traced_keys)
     kinds = _grouped(traced.collectives, lambda held: held.kind)
     for kind, comms in _grouped(iteration.comms, lambda op: op.collective.kind).items():
         ordered = _in_order(comms, kinds.get(kind, []), traced.num_steps, _may_move)
         in_order += len(ordered)
-        found |= ordered or _by_shape(comms, kinds.get(kind, []), _comm_keys, _moved_keys)
-    return TraceMatch(found, in_order)
+        seconds |= ordered or _by_shape(comms, kinds.get(kind, []), _comm_keys, _moved_keys)
+    return TraceMatch(seconds, in_order)
 
 
 _Item = TypeVar("_Item")
@@ -120,9 +120,9 @@ def _in_order(
     repeats, rest = divmod(len(traced), len(ops))
     if rest or not repeats or (num_steps and repeats != num_steps):
         return {}
-    if not all(may_be(ops[number % len(ops)], held) for number, held in enumerate(traced)):
+    if not all(may_be(ops[number % len(ops)], each) for number, each in enumerate(traced)):
         return {}
-    return {op.name: median(held.seconds for held in traced[place :: len(ops)]) for place, op in enumerate(ops)}
+    return {op.name: median(each.seconds for each in traced[place :: len(ops)]) for place, op in enumerate(ops)}
 
 
 def _by_shape(
@@ -133,15 +133,15 @@ def _by_shape(
 ) -> dict[str, float]:
     """The median of what has an operator's first key that the trace knows."""
     pools: dict[Hashable, list[float]] = defaultdict(list)
-    for held in traced:
-        for key in traced_keys(held):
-            pools[key].append(held.seconds)
-    found = {}
+    for traced_op in traced:
+        for key in traced_keys(traced_op):
+            pools[key].append(traced_op.seconds)
+    seconds = {}
     for op in ops:
         key = next((key for key in keys(op) if key in pools), None)
         if key is not None:
-            found[op.name] = median(pools[key])
-    return found
+            seconds[op.name] = median(pools[key])
+    return seconds
 
 
 def _phase_of(phase: Phase | None) -> Phase | None:

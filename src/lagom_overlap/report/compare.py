@@ -37,10 +37,10 @@ def _best(row: CompareRow, makespan_s: float, num_rows: int, step_s: float | Non
     over = "" if ratio is None else f", {ratio:.3f}× the default's speed"
     within = "" if interval is None else f" (95 % interval {interval[0]:.3f} to {interval[1]:.3f})"
     even = interval is not None and interval[0] <= 1 <= interval[1]
-    said = "has the shortest time" if even else "is the fastest"
+    claim = "has the shortest time" if even else "is the fastest"
     doubt = " It is not measurably different from the default." if even else ""
     return (
-        f"{row.tuner} {said} of {num_rows}: {format_seconds(makespan_s)}{over}{within}, "
+        f"{row.tuner} {claim} of {num_rows}: {format_seconds(makespan_s)}{over}{within}, "
         f"after {row.num_measurements} measurements.{doubt}{_of_step(row, step_s)}"
     )
 
@@ -160,7 +160,7 @@ HEADS: Final = {
 
 def render_comparison(result: CompareResult | ComparePlannersResult) -> str:
     """The whole page; the same result gives the same page."""
-    headline, *said = result.summary().splitlines()
+    headline, *further = result.summary().splitlines()
     table = [dict(row) for row in result.table()]
     if all(row.get("failure") is None for row in table):
         table = [{name: cell for name, cell in row.items() if name != "failure"} for row in table]
@@ -169,7 +169,7 @@ def render_comparison(result: CompareResult | ComparePlannersResult) -> str:
         "compare.html.j2",
         result=result,
         headline=headline,
-        said=said,
+        said=further,
         figure=figure,
         commands=_commands(result),
         heads=[HEADS.get(name, name) for name in table[0]] if table else [],

@@ -49,9 +49,9 @@ def planners_table(result: ComparePlannersResult) -> Group:
             "-" if row.peak_memory_bytes is None else format_memory(row.peak_memory_bytes),
             _seconds(row.solve_s),
         )
-    said = f"Before is {result.baseline}. Simulated {result.simulation}; the bound assumes none."
+    caption = f"Before is {result.baseline}. Simulated {result.simulation}; the bound assumes none."
     failures = (f"{row.planner}: {row.failure}" for row in result.rows if row.failure)
-    return Group(Fitted(table), *(Text(line, style="dim") for line in (said, *failures)))
+    return Group(Fitted(table), *(Text(line, style="dim") for line in (caption, *failures)))
 
 
 def _seconds(value: float | None) -> str:

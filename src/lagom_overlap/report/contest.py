@@ -43,7 +43,8 @@ def _settings(each: TunerResult) -> str:
         for comm, config in configs.items():
             kinds[config_text(config)][comm.rpartition(":")[2]] += 1
     named = [
-        f"{config}: {', '.join(f'{count} {kind}' for kind, count in found.items())}" for config, found in kinds.items()
+        f"{config}: {', '.join(f'{count} {kind}' for kind, count in kinds_of.items())}"
+        for config, kinds_of in kinds.items()
     ]
     more = len(named) - _MOST_SETTINGS
     words = "; ".join(named[:_MOST_SETTINGS]) or "nothing"

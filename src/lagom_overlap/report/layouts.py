@@ -33,16 +33,16 @@ def layout_text(keys: Mapping[str, Any], *, is_ranking: bool) -> str:
     if "chunks" in keys:
         place = next(number for number, text in enumerate(degrees) if text.startswith("PP"))
         degrees[place] += f"x{keys['chunks']}"
-    said = [f"{keys.get('framework', '')} {' '.join(degrees) or 'one GPU'}".strip()]
+    parts = [f"{keys.get('framework', '')} {' '.join(degrees) or 'one GPU'}".strip()]
     if keys.get("zero_stage"):
-        said.append(f"ZeRO-{keys['zero_stage']}")
-    said.append(f"micro-batch {keys.get('micro_batch', 1)}")
+        parts.append(f"ZeRO-{keys['zero_stage']}")
+    parts.append(f"micro-batch {keys.get('micro_batch', 1)}")
     if "recompute" in keys:
         modules = "+".join(keys.get("recompute_modules", ()))
-        said.append(f"recompute {modules or keys['recompute']}")
+        parts.append(f"recompute {modules or keys['recompute']}")
     known = {*_DEGREES, *_TOLD_OTHERWISE, "zero_stage", "micro_batch", "recompute"}
-    said += [f"{key} = {_value(value)}" for key, value in keys.items() if key not in known]
-    return ", ".join(said)
+    parts += [f"{key} = {_value(value)}" for key, value in keys.items() if key not in known]
+    return ", ".join(parts)
 
 
 def _value(value: object) -> str:
@@ -93,8 +93,8 @@ def next_line(result: LayoutsResult) -> str:
 
 def summary(result: LayoutsResult) -> str:
     """The fastest layout, what was looked at, and the caveats."""
-    said = (f"{result.job}: {headline(result)}", f"{size_text(result)}.", certainty(result), *result.notes)
-    return "\n".join(filter(None, said))
+    lines = (f"{result.job}: {headline(result)}", f"{size_text(result)}.", certainty(result), *result.notes)
+    return "\n".join(filter(None, lines))
 
 
 MAX_ROWS: Final = 10
@@ -108,8 +108,8 @@ def layouts_summary(result: LayoutsResult) -> Group:
     """The fastest, the table, what was refused, notes, and the next line."""
     parts: list[RenderableType] = [Text(size_text(result), style="dim"), Text(headline(result), style="bold"), Text()]
     parts += [_table(result), Text()]
-    if said := certainty(result):
-        parts.append(Text(said))
+    if sentence := certainty(result):
+        parts.append(Text(sentence))
     for one in result.refused[:_MAX_REFUSED]:
         parts.append(Text(f"Not simulated: {layout_text(one.keys, is_ranking=False)}: {one.why}"))
     if len(result.refused) > _MAX_REFUSED:

@@ -120,23 +120,23 @@ def run_rows(run: PlanExecution) -> list[tuple[str, ...]]:
 
 def decision_text(decision: PlanDecision) -> str:
     """What is done with a collective, in words."""
-    said = []
+    parts = []
     if decision.substitution is not None:
-        said.append(f"as {decision.substitution.replace('_', ' ')}")
+        parts.append(f"as {decision.substitution.replace('_', ' ')}")
     if decision.groups is not None:
         mesh = " x ".join(map(str, decision.groups.mesh))
-        said.append(f"over {mesh} ranks, axes {', '.join(map(str, decision.groups.order))}")
+        parts.append(f"over {mesh} ranks, axes {', '.join(map(str, decision.groups.order))}")
     if decision.num_chunks > 1:
         along = "that are summed" if decision.split_dim is None else f"along {decision.split_dim}"
-        said.append(f"in {decision.num_chunks} pieces {along}")
+        parts.append(f"in {decision.num_chunks} pieces {along}")
     if decision.fused_with:
-        said.append(f"fused with {len(decision.fused_with)} more")
-    said.append(
+        parts.append(f"fused with {len(decision.fused_with)} more")
+    parts.append(
         "a computation"
         if decision.is_computation
         else f"{decision.prefetch} computation{'s' if decision.prefetch != 1 else ''} ahead"
     )
-    return "; ".join(said)
+    return "; ".join(parts)
 
 
 def decisions_headline(decisions: Sequence[PlanDecision]) -> str:
@@ -216,18 +216,18 @@ def _decisions(decisions: Sequence[PlanDecision]) -> list[RenderableType]:
         )
         if applies
     )
-    said = ", ".join(f"{number} {kind}" for kind, number in counts.items())
+    counted = ", ".join(f"{number} {kind}" for kind, number in counts.items())
     table = plan_table("collective or computation" if any(d.is_computation for d in decisions) else "collective")
     table.columns[0].ratio = None
     table.columns[0].overflow = "fold"
     table.columns[0].max_width = 30
     table.add_column("decision", ratio=1)
-    told = sorted(decisions, key=lambda d: (d.substitution is None, d.groups is None, d.num_chunks == 1))
-    for decision in told[:MAX_ROWS]:
+    in_order = sorted(decisions, key=lambda d: (d.substitution is None, d.groups is None, d.num_chunks == 1))
+    for decision in in_order[:MAX_ROWS]:
         table.add_row(Text(decision.comm), Text(decision_text(decision)))
     left = len(decisions) - min(len(decisions), MAX_ROWS)
     more = [Text(f"... and {left} more, in --json and in the report", style="dim")] if left else []
-    return [Text(f"{decisions_headline(decisions)}{': ' + said if said else ''}"), Fitted(table), *more]
+    return [Text(f"{decisions_headline(decisions)}{': ' + counted if counted else ''}"), Fitted(table), *more]
 
 
 def _exposed(result: PlanResult, exposed: Sequence[ExposedPart]) -> Fitted:
@@ -295,10 +295,10 @@ def timeline_figure(
         )
         bars.append(span_bar(span, longest_s, place[span.stream], colour))
     left_out = max(0, len(timeline.spans) - max_spans)
-    held: dict[str, set[str]] = {row: set() for row in rows}
+    kinds_of_row: dict[str, set[str]] = {row: set() for row in rows}
     for span in timeline.of(SpanKind.COMM):
-        held[span.stream].add(kinds.get(span.name, span.stream))
-    names = tuple(", ".join(sorted(held[row])) if len(held[row]) > 1 else row for row in rows)
+        kinds_of_row[span.stream].add(kinds.get(span.name, span.stream))
+    names = tuple(", ".join(sorted(kinds_of_row[row])) if len(kinds_of_row[row]) > 1 else row for row in rows)
     key = ((COMPUTE[0], "computation"), *((colour, kind) for kind, colour in colours.items()))
     title = f"{title}: {format_seconds(timeline.makespan_s)}"
     return Figure(title, names, tuple(bars), left_out, time_ticks(longest_s), key)

@@ -66,9 +66,8 @@ def _colour(name: str, communicators: Sequence[str]) -> str:
 
 def summary(result: SimulateResult) -> str:
     """The iteration, what it runs on, whether a change would pay, and the caveats."""
-    answer = whether(result.what_ifs)
-    said = (f"{result.job}: {headline(result)}", f"{size_text(result)}.", *((answer,) if answer else ()), *result.notes)
-    return "\n".join(said)
+    lines = (f"{result.job}: {headline(result)}", f"{size_text(result)}.", whether(result.what_ifs), *result.notes)
+    return "\n".join(filter(None, lines))
 
 
 def size_text(result: SimulateResult) -> str:

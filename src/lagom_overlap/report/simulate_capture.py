@@ -18,9 +18,9 @@ if TYPE_CHECKING:  # the terminal must not wait for plotly
 def captured_summary(result: SimulateCaptureResult) -> Group:
     """The step, its parts, what changes would do, notes."""
     step, parts = result.headline()
-    said: list[RenderableType] = [Text(step, style="bold"), Text(parts), Text()]
-    said += what_if_parts(result.what_ifs, has_job=True)
-    return Group(*said, *(Text(note, style="dim") for note in result.notes))
+    shown: list[RenderableType] = [Text(step, style="bold"), Text(parts), Text()]
+    shown += what_if_parts(result.what_ifs, has_job=True)
+    return Group(*shown, *(Text(note, style="dim") for note in result.notes))
 
 
 def render_captured(result: SimulateCaptureResult) -> str:

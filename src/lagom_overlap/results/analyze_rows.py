@@ -117,39 +117,39 @@ class ContentionTimes:
 
 
 def _step_times(step: StepMeasures) -> StepTimes:
-    found = step.measures
+    measures = step.measures
     return StepTimes(
         step=step.number,
-        span_s=seconds(found.span_ns),
-        compute_s=seconds(found.compute_ns),
-        comm_s=seconds(found.comm_ns),
-        overlap_s=seconds(found.overlap_ns),
-        exposed_comm_s=seconds(found.exposed_comm_ns),
-        idle_s=seconds(found.idle_ns),
-        host_bound_s=seconds(found.host_bound_ns),
-        memory_s=seconds(found.memory_ns),
+        span_s=seconds(measures.span_ns),
+        compute_s=seconds(measures.compute_ns),
+        comm_s=seconds(measures.comm_ns),
+        overlap_s=seconds(measures.overlap_ns),
+        exposed_comm_s=seconds(measures.exposed_comm_ns),
+        idle_s=seconds(measures.idle_ns),
+        host_bound_s=seconds(measures.host_bound_ns),
+        memory_s=seconds(measures.memory_ns),
     )
 
 
 def rank_times(rank: RankFindings, hta: HtaFigures | None) -> RankTimes:
     """A rank's row; HTA's figures in place of ours where given."""
-    found, trace = rank.measures, rank.trace
+    measures, trace = rank.measures, rank.trace
     waits = [wait for wait in rank.waiting_ns if wait is not None]
     exact = RankTimes(
         file=trace.file,
         rank=trace.rank,
         steps=len(trace.steps),
-        span_s=seconds(found.span_ns),
-        compute_s=seconds(found.compute_ns),
-        comm_s=seconds(found.comm_ns),
-        overlap_s=seconds(found.overlap_ns),
-        exposed_comm_s=seconds(found.exposed_comm_ns),
-        idle_s=seconds(found.idle_ns),
-        overlap_pct=found.overlap_pct,
+        span_s=seconds(measures.span_ns),
+        compute_s=seconds(measures.compute_ns),
+        comm_s=seconds(measures.comm_ns),
+        overlap_s=seconds(measures.overlap_ns),
+        exposed_comm_s=seconds(measures.exposed_comm_ns),
+        idle_s=seconds(measures.idle_ns),
+        overlap_pct=measures.overlap_pct,
         stretched_compute_s=seconds(rank.stretched_ns),
-        host_bound_s=seconds(found.host_bound_ns),
-        memory_s=seconds(found.memory_ns),
-        non_compute_s=seconds(found.span_ns - found.idle_ns - found.compute_ns),
+        host_bound_s=seconds(measures.host_bound_ns),
+        memory_s=seconds(measures.memory_ns),
+        non_compute_s=seconds(measures.span_ns - measures.idle_ns - measures.compute_ns),
         waiting_s=seconds(sum(waits)) if waits else None,
         gpu=trace.gpu_name,
         per_step=tuple(_step_times(step) for step in rank.steps),

@@ -76,8 +76,8 @@ class Result(ABC):
 
     def to_dict(self) -> dict[str, object]:
         """The same as dictionaries, lists, numbers and text."""
-        found: dict[str, object] = msgspec.json.decode(encoded(self))
-        return found
+        fields_by_name: dict[str, object] = msgspec.json.decode(encoded(self))
+        return fields_by_name
 
     def to_frame(self) -> "pd.DataFrame":
         """The main table as a data frame.
@@ -94,20 +94,20 @@ class Result(ABC):
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the summary and the table, as HTML that loads nothing."""
-        said = "".join(f"<p>{escape(line)}</p>" for line in self.summary().splitlines())
+        paragraphs = "".join(f"<p>{escape(line)}</p>" for line in self.summary().splitlines())
         try:
             rows = self.table()
         except BundleError as error:  # one that was loaded; a cell must show what there is
-            return f"{said}<p>{escape(str(error))}</p>"
+            return f"{paragraphs}<p>{escape(str(error))}</p>"
         if not rows:
-            return said
+            return paragraphs
         head = "".join(f"<th>{escape(name)}</th>" for name in rows[0])
         body = "".join(
             "<tr>" + "".join(f"<td>{escape(_shown(cell))}</td>" for cell in row.values()) + "</tr>"
             for row in rows[:MAX_SHOWN_ROWS]
         )
         more = f"<p>and {len(rows) - MAX_SHOWN_ROWS} more rows</p>" if len(rows) > MAX_SHOWN_ROWS else ""
-        return f"{said}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
+        return f"{paragraphs}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
 
 
 def _shown(cell: Cell) -> str:
@@ -125,10 +125,10 @@ class Drawn(Result):
     def summary(self) -> str:
         """The result in one line or a few; of one that was loaded and lacks what they are made from, that."""
         try:
-            said: str = import_module(f"lagom_overlap.report.{self.verb}").summary(self)
+            text: str = import_module(f"lagom_overlap.report.{self.verb}").summary(self)
         except BundleError as error:
             return f"{error}; lagom show RUN says its figures"
-        return said
+        return text
 
     def figure(self) -> "go.Figure":
         """The result as a plotly figure.

@@ -77,12 +77,12 @@ def decisions_of(before: Iteration, plan: Plan) -> tuple[PlanDecision, ...]:
                 for name in step.comms:
                     note(name, fused_with=tuple(other for other in step.comms if other != name))
     leads_before, leads_after = _leads(before, known), _leads(plan.iteration, known)
-    found = []
+    decisions = []
     for name in known:
         lead = leads_after.get(name, leads_before.get(name, 0))
         if name in changed or lead != leads_before.get(name, 0):
-            found.append(replace(changed.get(name, PlanDecision(comm=name)), prefetch=lead))
-    return (*found, *(alone[name] for name in comps if name in alone))
+            decisions.append(replace(changed.get(name, PlanDecision(comm=name)), prefetch=lead))
+    return (*decisions, *(alone[name] for name in comps if name in alone))
 
 
 def _result_dim(op: CompOp, axis: int) -> int | None:

@@ -66,9 +66,10 @@ class SelfTestResult(Result):
     def summary(self) -> str:
         """How many settings ran, and as what."""
         counts = [(outcome, sum(row.outcome is outcome for row in self.rows)) for outcome in SettingOutcome]
-        found = ", ".join(f"{num} {outcome}" for outcome, num in counts if num)
+        counted = ", ".join(f"{num} {outcome}" for outcome, num in counts if num)
         nccl = ".".join(map(str, self.facts.nccl))
-        return f"NCCL {nccl} on {self.facts.num_gpus} x {self.facts.gpu}: {len(self.rows)} settings: {found or 'none'}"
+        where = f"NCCL {nccl} on {self.facts.num_gpus} x {self.facts.gpu}"
+        return f"{where}: {len(self.rows)} settings: {counted or 'none'}"
 
     def table(self) -> list[Row]:
         """One row per setting."""

@@ -122,8 +122,8 @@ class SimulatedStep:
 
     def op(self, number: int) -> Op:
         """The operator of that place in issue order."""
-        found: Op = self.columns.distinct[int(self.columns.of[number])]
-        return found
+        operator: Op = self.columns.distinct[int(self.columns.of[number])]
+        return operator
 
     def lasted_s(self, number: int) -> float:
         """From its start to its end."""
@@ -287,7 +287,7 @@ def _is_of_embedding(op: Op) -> bool:
 
 def _chunks(layers: Numbers, num_chunks: int) -> Numbers:
     """The chunk of each layer: those of one follow each other, between two are the other stages'; the last is -1."""
-    held = np.unique(layers[layers >= 0])
-    found = np.full(held.max(initial=-1) + 2, -1)
-    found[held] = np.cumsum(np.diff(held, prepend=held[:1]) > 1) if num_chunks > 1 else 0
-    return found
+    numbers = np.unique(layers[layers >= 0])
+    chunk_of = np.full(numbers.max(initial=-1) + 2, -1)
+    chunk_of[numbers] = np.cumsum(np.diff(numbers, prepend=numbers[:1]) > 1) if num_chunks > 1 else 0
+    return chunk_of

@@ -106,8 +106,8 @@ _DECODE_ERRORS: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionErro
 
 
 def _byte_of(error: Exception) -> int | None:
-    found = _BYTE.search(str(error))
-    return int(found[1]) if found else None
+    match = _BYTE.search(str(error))
+    return int(match[1]) if match else None
 
 
 def repaired(data: bytes) -> bytes:
@@ -213,15 +213,15 @@ class EventReader:
         if head.startswith(b"["):
             self._at = len(data) - len(head) + 1
             return b"", head[1:]
-        found = _EVENTS_KEY.search(data)
-        while found is None:
+        match = _EVENTS_KEY.search(data)
+        while match is None:
             more = self._stream.read(max(self._block, len(data)))  # all of it is searched again
             if not more or len(data) > _MAX_HEADER or (head and not head.startswith(b"{")):
                 raise self._no_events()
             data += more
-            found = _EVENTS_KEY.search(data)
-        self._at = found.end()
-        return data[: found.end()].lstrip(b"\xef\xbb\xbf"), data[found.end() :]
+            match = _EVENTS_KEY.search(data)
+        self._at = match.end()
+        return data[: match.end()].lstrip(b"\xef\xbb\xbf"), data[match.end() :]
 
     def _in_blocks(self, data: bytes) -> Iterator[list[TraceEvent]]:
         header, buffer = self._start(data)
@@ -264,9 +264,9 @@ class EventReader:
 
     def _only_events(self, data: bytes) -> bytes:
         """The list without what is no event: null, numbers, texts, objects whose fields are something else."""
-        held = _ENTRIES.decode(data)
-        events = [entry for entry in map(bytes, held) if _is_event(entry)]
-        self._num_foreign += len(held) - len(events)
+        entries = _ENTRIES.decode(data)
+        events = [entry for entry in map(bytes, entries) if _is_event(entry)]
+        self._num_foreign += len(entries) - len(events)
         return b"".join((b"[", b",".join(events), b"]"))
 
     def _decode_to_end(self, data: bytes) -> tuple[list[TraceEvent], bytes | None]:
@@ -288,12 +288,12 @@ class EventReader:
             mended = data if "truncated" in str(error) else repaired(data)
             if mended == data:
                 raise
-        found = self._decode_to_end(mended)
+        events = self._decode_to_end(mended)
         self._warn_once(
             "characters that JSON forbids (nan, inf, lone backslashes, control characters, extra commas, broken UTF-8) "
             "were replaced; no event is lost"
         )
-        return found
+        return events
 
     def _warn_once(self, text: str) -> None:
         if text not in self.warnings:

@@ -69,12 +69,12 @@ def _lanes(spans: tuple[Span, ...]) -> dict[tuple[str, int], list[Span]]:
     streams: dict[str, int] = defaultdict(int)
     for span in spans:
         for lane in range(streams[span.stream] + 1):
-            held = lanes.setdefault((span.stream, lane), [])
-            if not held or held[-1].end_s <= span.start_s:
-                held.append(span)
+            lane_spans = lanes.setdefault((span.stream, lane), [])
+            if not lane_spans or lane_spans[-1].end_s <= span.start_s:
+                lane_spans.append(span)
                 streams[span.stream] = max(streams[span.stream], lane + 1)
                 break
-    return {key: held for key, held in sorted(lanes.items()) if held}
+    return {key: lane_spans for key, lane_spans in sorted(lanes.items()) if lane_spans}
 
 
 def _complete(span: Span, pid: int, tid: int) -> _Event:
@@ -112,12 +112,12 @@ def chrome_trace(timelines: Mapping[str, Timeline]) -> bytes:
         label = f"{name}, rank {rank}" if several else name
         events.append(_metadata("process_name", pid, 0, _Args(name=label, timeline=name, rank=rank)))
         events.append(_metadata("process_sort_index", pid, 0, _Args(sort_index=pid)))
-        for (stream, lane), held in _lanes(spans).items():
+        for (stream, lane), lane_spans in _lanes(spans).items():
             tid += 1
             label = stream if lane == 0 else f"{stream} ({lane + 1})"
             events.append(_metadata("thread_name", pid, tid, _Args(name=label, stream=stream)))
             events.append(_metadata("thread_sort_index", pid, tid, _Args(sort_index=tid)))
-            events.extend(_complete(span, pid, tid) for span in held)
+            events.extend(_complete(span, pid, tid) for span in lane_spans)
     other = _OtherData(format=_FORMAT, version=_VERSION, timelines=tuple(timelines))
     file = _File(display_time_unit="ns", other_data=other, trace_events=events)
     return msgspec.json.encode(file)
@@ -159,4 +159,4 @@ def read_timelines(content: bytes) -> dict[str, Timeline]:
                     )
     except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, KeyError) as error:
         raise BundleError(f"a timeline that is damaged: {in_words(str(error))}") from None
-    return {name: Timeline(tuple(held)) for name, held in spans.items()}
+    return {name: Timeline(tuple(own_spans)) for name, own_spans in spans.items()}

@@ -110,7 +110,7 @@ def read_cpu_trace(path: Path, index: int, fallback: TraceError) -> GpuTrace:
 
 def _outermost(spans: Sequence[CpuSpan]) -> list[CpuSpan]:
     """The outermost operators of a thread that compute."""
-    found: list[CpuSpan] = []
+    outermost: list[CpuSpan] = []
     busy_until = np.iinfo(np.int64).min
     for span in sorted(spans, key=lambda span: (span.start_ns, -span.end_ns)):
         if span.start_ns < busy_until or (not span.is_operator and not span.name.startswith(RUN_PREFIX)):
@@ -119,8 +119,8 @@ def _outermost(spans: Sequence[CpuSpan]) -> list[CpuSpan]:
             continue
         busy_until = span.end_ns
         if not span.name.startswith((*COLLECTIVE_PREFIXES, RUN_PREFIX)) and span.end_ns > span.start_ns:
-            found.append(span)
-    return found
+            outermost.append(span)
+    return outermost
 
 
 def _phases(spans: Sequence[CpuSpan]) -> tuple[tuple[Phase, int, int], ...]:
@@ -134,22 +134,22 @@ def _phases(spans: Sequence[CpuSpan]) -> tuple[tuple[Phase, int, int], ...]:
 
 
 def _frameworks(spans: Sequence[CpuSpan]) -> set[str]:
-    found = set()
+    frameworks = set()
     for span in spans:
         if span.name.startswith("FSDP::"):
-            found.add("FSDP")
+            frameworks.add("FSDP")
         elif span.name.startswith("DistributedDataParallel"):
-            found.add("DDP")
-    return found
+            frameworks.add("DDP")
+    return frameworks
 
 
 def _steps(held: CpuEvents) -> tuple[ProfilerStep, ...]:
-    found: dict[int, ProfilerStep] = {}
+    steps: dict[int, ProfilerStep] = {}
     for at, (start, end, name) in enumerate(sorted(held.steps)):
         number = _STEP_NUMBER.search(name)
         step = ProfilerStep(number=int(number[1]) if number else at, start_ns=start, end_ns=end)
-        found.setdefault(step.number, step)
-    return tuple(sorted(found.values(), key=lambda step: step.start_ns))
+        steps.setdefault(step.number, step)
+    return tuple(sorted(steps.values(), key=lambda step: step.start_ns))
 
 
 def _calls(held: CpuEvents, runs: Sequence[CpuSpan], row_of: dict[int, int], header: Header) -> tuple[CommCall, ...]:
@@ -160,12 +160,12 @@ def _calls(held: CpuEvents, runs: Sequence[CpuSpan], row_of: dict[int, int], hea
     description = only.get("pg_desc")
     communicator = description if type(description) is str and description not in ("", "undefined") else "gloo"
     asked = {id(run): call for call, run in pairs_of_runs(held)}
-    found = []
+    comm_calls = []
     for run in runs:
         call = asked.get(id(run))
         words = run.name if call is None else call.short
         kind = kind_of(words)
-        found.append(
+        comm_calls.append(
             CommCall(
                 event=row_of[id(run)],
                 op=op_of(words),
@@ -177,5 +177,5 @@ def _calls(held: CpuEvents, runs: Sequence[CpuSpan], row_of: dict[int, int], hea
                 num_bytes=(num_bytes_of(call, kind, num_ranks) if call else 0) or num_bytes_of(run, kind, num_ranks),
             )
         )
-    found.sort(key=lambda call: call.event)
-    return tuple(found)
+    comm_calls.sort(key=lambda call: call.event)
+    return tuple(comm_calls)

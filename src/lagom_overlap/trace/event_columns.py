@@ -154,8 +154,8 @@ class EventColumns:
 def launches_of(correlation: Int64, call_correlation: Int64, call_ns: Int64) -> Int64:
     """When the CPU call that launched each event began, by correlation; the earliest of several, `NO_TIME` of none."""
     by_time = np.argsort(call_ns, kind="stable")
-    found = join(call_correlation[by_time], correlation)
-    known = (found != UNKNOWN) & (correlation > 0)
+    matched = join(call_correlation[by_time], correlation)
+    known = (matched != UNKNOWN) & (correlation > 0)
     launch = np.full(len(correlation), NO_TIME, dtype=np.int64)
-    launch[known] = call_ns[by_time][found[known]]
+    launch[known] = call_ns[by_time][matched[known]]
     return launch

@@ -109,11 +109,11 @@ def _from_pickle(data: bytes, name: str) -> _Flight:
     """
     try:
         _check_memo(data)
-        held = _PlainUnpickler(io.BytesIO(data)).load()
+        dump = _PlainUnpickler(io.BytesIO(data)).load()
     except Exception as error:  # a hostile pickle may raise anything that its numbers, texts and lists can raise
         raise TraceError(f"{name}: refused, this pickle is no flight recorder dump: {error}") from error
     try:
-        return msgspec.convert(held, _Flight)
+        return msgspec.convert(dump, _Flight)
     except (msgspec.ValidationError, RecursionError) as error:
         raise TraceError(f"{name}: this pickle is no flight recorder dump: {error}") from error
 
@@ -142,13 +142,13 @@ def _tensor_bytes(sizes: Any, dtypes: Any) -> int:
 def _groups(config: Any) -> dict[str, _FlightGroup]:
     if type(config) is not dict:
         return {}
-    found: dict[str, _FlightGroup] = {}
+    groups: dict[str, _FlightGroup] = {}
     for name, value in config.items():
         try:
-            found[str(name)] = msgspec.convert(value, _FlightGroup)
+            groups[str(name)] = msgspec.convert(value, _FlightGroup)
         except msgspec.ValidationError:
             continue
-    return found
+    return groups
 
 
 @dataclass(frozen=True, slots=True)

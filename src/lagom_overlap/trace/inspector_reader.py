@@ -127,8 +127,8 @@ def _call(header: _InspectorHeader, perf: _InspectorPerf | _InspectorP2p) -> Com
 
 def _losses(stats: dict[tuple[int, str], _InspectorStats], calls: dict[int, list[CommCall]], rank: int) -> list[str]:
     """A line where the inspector lost calls of a rank: it counts all so far, so a communicator's last count tells."""
-    held = [found for (of_rank, _), found in stats.items() if of_rank == rank]
-    lost = sum(max(0, to_int(found.coll_dropped_total)) + max(0, to_int(found.p2p_dropped_total)) for found in held)
+    own = [stat for (of_rank, _), stat in stats.items() if of_rank == rank]
+    lost = sum(max(0, to_int(stat.coll_dropped_total)) + max(0, to_int(stat.p2p_dropped_total)) for stat in own)
     if not lost:
         return []
     kept = len(calls.get(rank, []))
@@ -176,8 +176,8 @@ def read_inspector(stream: ByteStream, prefix: bytes) -> tuple[GpuTrace, ...]:
             format="NCCL Inspector",
             rank=rank,
             events=empty_events(),
-            calls=tuple(held),
+            calls=tuple(rank_calls),
             warnings=(*warnings, *_losses(stats, calls, rank)),
         )
-        for rank, held in sorted(calls.items())
+        for rank, rank_calls in sorted(calls.items())
     )

@@ -104,10 +104,10 @@ def _pass(_: object) -> None:
 def _whole(values: Iterable[int]) -> Int64 | None:
     """Whole numbers as an array; None where one is larger than we take for a number."""
     try:
-        held = np.frombuffer(array("q", values), dtype=np.int64)
+        numbers = np.frombuffer(array("q", values), dtype=np.int64)
     except OverflowError:
         return None
-    return held if _all_within(held, MAX_NS) else None
+    return numbers if _all_within(numbers, MAX_NS) else None
 
 
 def _all_within(values: Int64 | Floats, limit: float) -> bool:
@@ -117,18 +117,18 @@ def _all_within(values: Int64 | Floats, limit: float) -> bool:
 
 def _whole_ns(values: Sequence[int | float]) -> Int64 | None:
     """Microseconds in whole nanoseconds, as `to_ns` has them; None where only `to_ns` can tell."""
-    held = np.array(values) if values else np.empty(0, dtype=np.int64)
-    limit = NEARLY_US if held.dtype == np.float64 else MAX_NS // 1000
-    if held.dtype not in (np.float64, np.int64) or not _all_within(held, limit):
+    times_us = np.array(values) if values else np.empty(0, dtype=np.int64)
+    limit = NEARLY_US if times_us.dtype == np.float64 else MAX_NS // 1000
+    if times_us.dtype not in (np.float64, np.int64) or not _all_within(times_us, limit):
         return None
-    if held.dtype == np.float64:
-        held_ns = np.rint(held * 1000)
-        near_ns = held_ns + np.sign(held - held_ns / 1000)
-        held_ns = np.where(near_ns / 1000 == held, near_ns, held_ns)
+    if times_us.dtype == np.float64:
+        held_ns = np.rint(times_us * 1000)
+        near_ns = held_ns + np.sign(times_us - held_ns / 1000)
+        held_ns = np.where(near_ns / 1000 == times_us, near_ns, held_ns)
     else:
-        held_ns = held * 1000
-    found: Int64 = held_ns.astype(np.int64, copy=False)
-    return found
+        held_ns = times_us * 1000
+    whole_ns: Int64 = held_ns.astype(np.int64, copy=False)
+    return whole_ns
 
 
 @dataclass(slots=True)
@@ -253,13 +253,13 @@ class KinetoEvents:
 
     def _launch_columns(self, launches: Sequence[LaunchEvent]) -> Int64 | None:
         """(correlation, start, thread) of the launches that have a correlation, row by row; None as above."""
-        held = [event for event in launches if event.args is not None and event.args.correlation > 0]
-        start_ns = _whole_ns([event.ts for event in held])
-        correlation = _whole([event.args.correlation for event in held if event.args is not None])
+        correlated = [event for event in launches if event.args is not None and event.args.correlation > 0]
+        start_ns = _whole_ns([event.ts for event in correlated])
+        correlation = _whole([event.args.correlation for event in correlated if event.args is not None])
         if start_ns is None or correlation is None:
             return None
         threads = self.threads
-        thread = [threads.setdefault((event.pid, event.tid), len(threads)) for event in held]
+        thread = [threads.setdefault((event.pid, event.tid), len(threads)) for event in correlated]
         return np.column_stack((correlation, start_ns, np.array(thread, dtype=np.int64)))
 
     def _take_shapes(self, cpu: Sequence[CpuEvent]) -> None:
@@ -493,9 +493,9 @@ class KinetoEvents:
         """The shape of the CPU operator behind each GPU event, by "External id"; old traces repeat `correlation`."""
         external = self.columns.column("external_id")
         shape = np.full(len(external), UNKNOWN, dtype=np.int64)
-        found = join(np.asarray(self.shape_external, dtype=np.int64), external)
-        known = (found != UNKNOWN) & (external != self.columns.column("correlation"))
-        shape[known] = np.asarray(self.shape_of, dtype=np.int64)[found[known]]
+        matched = join(np.asarray(self.shape_external, dtype=np.int64), external)
+        known = (matched != UNKNOWN) & (external != self.columns.column("correlation"))
+        shape[known] = np.asarray(self.shape_of, dtype=np.int64)[matched[known]]
         return shape
 
     def comm_ops_around(self, call: int) -> tuple[LaunchedComm, ...]:

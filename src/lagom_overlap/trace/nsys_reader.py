@@ -180,20 +180,20 @@ class _Reader:
 
     def calls(self) -> dict[int, tuple[list[int], list[int], dict[int, int]]]:
         """(correlations, starts, thread by correlation) of the CPU's calls by process."""
-        found: dict[int, tuple[list[int], list[int], dict[int, int]]] = {}
+        by_process: dict[int, tuple[list[int], list[int], dict[int, int]]] = {}
         columns = ("start", "end", "correlationId", "globalTid", "nameId")
         for start, end, correlation, thread, name in self._database.rows(_CALLS, columns):
             began, number = _number(start, -MAX_NS), _number(correlation)
             if began > -MAX_NS and number > 0:
                 process = _number(thread, 0) >> _PROCESS_SHIFT
-                held = found.setdefault(process, ([], [], {}))
+                own = by_process.setdefault(process, ([], [], {}))
                 words, interval = self._texts.get(name, ""), _interval(start, end)
                 if "launch" in words.lower():
                     self._take_slow(process, words, interval, SLOW_LAUNCH_NS, number)
-                held[0].append(number)
-                held[1].append(began)
-                held[2].setdefault(number, _number(thread, 0))
-        return found
+                own[0].append(number)
+                own[1].append(began)
+                own[2].setdefault(number, _number(thread, 0))
+        return by_process
 
     def _take_slow(
         self, process: int, name: str, interval: tuple[int, int] | None, least_ns: int, correlation: int = UNKNOWN
@@ -211,7 +211,7 @@ class _Reader:
 
     def ranges(self) -> tuple[dict[int, tuple[ProfilerStep, ...]], NcclRanges]:
         """The steps that NVTX ranges name, by process, and NCCL's own ranges."""
-        found: dict[int, dict[int, ProfilerStep]] = {}
+        by_process: dict[int, dict[int, ProfilerStep]] = {}
         nccl = NcclRanges()
         nccl.take_layouts(self._database.rows(_LAYOUTS, ("schemaId", "type", "name", "offset")))
         columns = ("start", "end", "text", "textId", "globalTid", "jsonText", "jsonTextId", "binaryData")
@@ -224,14 +224,15 @@ class _Reader:
             named = _STEP.match(words)
             if named is not None:
                 step = ProfilerStep(number=int(named[1]), start_ns=interval[0], end_ns=interval[1])
-                found.setdefault(process, {}).setdefault(step.number, step)
+                by_process.setdefault(process, {}).setdefault(step.number, step)
             elif words.startswith(_NCCL):
                 fields = json if type(json) is str else self._texts.get(json_id)
                 nccl.take(_number(thread, 0), process, interval, words, (fields, payload))
                 self._take_slow(process, words, interval, SLOW_COLLECTIVE_NS)
         nccl.sort()
         steps = {
-            process: tuple(sorted(held.values(), key=lambda step: step.start_ns)) for process, held in found.items()
+            process: tuple(sorted(held.values(), key=lambda step: step.start_ns))
+            for process, held in by_process.items()
         }
         return steps, nccl
 
@@ -248,7 +249,7 @@ class _Reader:
 
 
 def _calls_of(events: GpuEvents, threads: Mapping[int, int], ranges: NcclRanges, process: int) -> tuple[CommCall, ...]:
-    found = []
+    calls = []
     for row in events.rows(EventRole.COMM).tolist():
         name = events.names[int(events.name[row])]
         launch_ns = int(events.launch_ns[row])
@@ -263,7 +264,7 @@ def _calls_of(events: GpuEvents, threads: Mapping[int, int], ranges: NcclRanges,
         given = 0 if call is None or call.num_bytes >= MAX_NS else call.num_bytes
         if kind is not None and (kind.traits.takes_part or kind.traits.leaves_part):
             given *= num_ranks  # NCCL counts what one rank gives or keeps
-        found.append(
+        calls.append(
             CommCall(
                 event=row,
                 op=op_of(words),
@@ -277,7 +278,7 @@ def _calls_of(events: GpuEvents, threads: Mapping[int, int], ranges: NcclRanges,
                 num_threads=int(events.block[row].prod()),
             )
         )
-    return tuple(found)
+    return tuple(calls)
 
 
 def read_nsys(path: Path, pattern: re.Pattern[str] | None = None, *, as_recorded: bool = False) -> tuple[GpuTrace, ...]:
@@ -298,7 +299,7 @@ def read_nsys(path: Path, pattern: re.Pattern[str] | None = None, *, as_recorded
         steps, ranges = reader.ranges()
     finally:
         database.close()
-    found: list[GpuTrace] = []
+    traces: list[GpuTrace] = []
     is_only = len(reader.columns) == 1 and len(next(iter(reader.columns.values())).devices()) == 1
     for process in sorted(reader.columns):
         columns = reader.columns[process]
@@ -312,7 +313,7 @@ def read_nsys(path: Path, pattern: re.Pattern[str] | None = None, *, as_recorded
         for device in columns.devices():
             events, _ = columns.build(launch, columns.column("shape"), device=device)
             gpu_name, num_sms = devices.get(device, ("", None))
-            rank = len(found) if known is None else known[0]
+            rank = len(traces) if known is None else known[0]
             named = RANK_IN_NAME.search(database.name) if known is None and is_only else None
             if named is not None and len(named[1]) < _MAX_DIGITS:
                 rank = int(named[1])
@@ -336,7 +337,7 @@ def read_nsys(path: Path, pattern: re.Pattern[str] | None = None, *, as_recorded
                 warnings.append(
                     f"{reader.dropped} GPU events without a duration, or with one below 0 or over a day, were dropped"
                 )
-            found.append(
+            traces.append(
                 GpuTrace(
                     file=f"{database.name} (gpu {device})",
                     format="Nsight Systems",
@@ -353,4 +354,4 @@ def read_nsys(path: Path, pattern: re.Pattern[str] | None = None, *, as_recorded
                     warnings=tuple(warnings),
                 )
             )
-    return tuple(found)
+    return tuple(traces)

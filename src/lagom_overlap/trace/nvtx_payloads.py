@@ -116,19 +116,19 @@ def _fields_of_json(text: Any) -> dict[str, int]:
     if type(text) is not str or _COMMUNICATOR not in text:
         return {}
     try:
-        held = msgspec.json.decode(text)
+        decoded = msgspec.json.decode(text)
     except (msgspec.MsgspecError, RecursionError):
         return {}
-    found: dict[str, int] = {}
-    left = [held]
+    fields: dict[str, int] = {}
+    left = [decoded]
     while left:
         part = left.pop()
         if type(part) is list:
             left.extend(part)
         elif type(part) is dict:
             left.extend(part.values())
-            found |= {name: number for name in _FIELDS if (number := _number(part.get(name))) is not None}
-    return found
+            fields |= {name: number for name in _FIELDS if (number := _number(part.get(name))) is not None}
+    return fields
 
 
 def _number(value: Any) -> int | None:

@@ -156,16 +156,16 @@ def read_operators(path: Path, wanted: Iterable[str]) -> TracedOperators:
         raise TraceError(f"{str(path)!r} is a folder; name the trace of one rank")
     if path.exists() and is_sqlite(path):
         raise TraceError(f"{short_name(path)}: an Nsight file has no PyTorch operators; record with torch.profiler")
-    held, header, name = read_cpu_events(path)
-    if not any(held.threads.values()):
+    events, header, name = read_cpu_events(path)
+    if not any(events.threads.values()):
         raise TraceError(f"{name}: no PyTorch operator in it; record with ProfilerActivity.CPU and record_shapes=True")
     asked = {kernel.replace(".", "::", 1) for kernel in wanted}
-    taken, calls, runs = _walk(held, asked)
-    is_gpu = held.num_kernels > 0
+    taken, calls, runs = _walk(events, asked)
+    is_gpu = events.num_kernels > 0
     if is_gpu:
         collectives = _gpu_collectives(path)
     else:
-        collectives = _cpu_collectives(_inside(calls, held.steps), _inside(runs, held.steps), _num_ranks(header))
+        collectives = _cpu_collectives(_inside(calls, events.steps), _inside(runs, events.steps), _num_ranks(header))
     operators = [
         TracedOperator(
             kernel=span.name.replace("::", ".", 1),
@@ -174,14 +174,14 @@ def read_operators(path: Path, wanted: Iterable[str]) -> TracedOperators:
             element_bytes=sizes,
             phase=span.phase,
         )
-        for span in _inside(taken, held.steps)
+        for span in _inside(taken, events.steps)
         for shapes, sizes in [tensors_of(span.args)]
     ]
     return TracedOperators(
         file=name,
         operators=tuple(operator for operator in operators if operator.seconds > 0),
         collectives=collectives,
-        num_steps=len(held.steps),
+        num_steps=len(events.steps),
         is_gpu=is_gpu,
     )
 
@@ -219,13 +219,13 @@ def pairs_of_runs(held: CpuEvents) -> list[tuple[CpuSpan, CpuSpan]]:
 
 def _paired(calls: Sequence[CpuSpan], runs: Sequence[CpuSpan]) -> list[tuple[CpuSpan, CpuSpan]]:
     """Each call with the first run that begins behind it and belongs to no earlier call: gloo keeps their order."""
-    found = []
+    pairs = []
     waiting = iter(runs)
     for call in calls:
         run = next((run for run in waiting if run.start_ns >= call.start_ns), None)
         if run is not None:
-            found.append((call, run))
-    return found
+            pairs.append((call, run))
+    return pairs
 
 
 def _walk(held: CpuEvents, asked: set[str]) -> tuple[list[CpuSpan], list[CpuSpan], list[CpuSpan]]:
@@ -252,8 +252,8 @@ def _walk(held: CpuEvents, asked: set[str]) -> tuple[list[CpuSpan], list[CpuSpan
             if owner is not None and span.external > 0:
                 owner.kernel_ns += held.kernel_ns.get(span.external, 0)
             stack.append((span, owner, phase))
-    for found in (taken, calls, runs):
-        found.sort(key=lambda span: span.start_ns)
+    for kept in (taken, calls, runs):
+        kept.sort(key=lambda span: span.start_ns)
     return taken, [call for call in calls if call.short not in _WAITS], runs
 
 
@@ -290,15 +290,15 @@ def num_bytes_of(span: CpuSpan, kind: CollectiveKind | None, num_ranks: int) -> 
 
 
 def _cpu_collectives(calls: Sequence[CpuSpan], runs: Sequence[CpuSpan], num_ranks: int) -> tuple[TracedCollective, ...]:
-    found = []
+    collectives = []
     for call, run in _paired(calls, runs):
         kind = kind_of(call.short)
         if kind is None or not run.duration_ns:
             continue
         num_bytes = num_bytes_of(call, kind, num_ranks)
         seconds = run.duration_ns / NS_PER_S
-        found.append(TracedCollective(kind=kind, seconds=seconds, num_bytes=num_bytes, num_ranks=num_ranks))
-    return tuple(found)
+        collectives.append(TracedCollective(kind=kind, seconds=seconds, num_bytes=num_bytes, num_ranks=num_ranks))
+    return tuple(collectives)
 
 
 def _gpu_collectives(path: Path) -> tuple[TracedCollective, ...]:
@@ -336,13 +336,13 @@ def tensors_of(args: Args | None) -> tuple[tuple[tuple[int, ...], ...], tuple[in
         return (), ()
     if type(shapes) is not list or type(types) is not list:
         return (), ()
-    found: list[tuple[tuple[int, ...], int]] = []
+    tensors: list[tuple[tuple[int, ...], int]] = []
     for shape, name in zip(shapes[:_MAX_TENSORS], types, strict=False):
         size = dtype_bytes(name) if type(name) is str else 0
         if type(shape) is not list:
             continue
         if shape and all(type(part) is list for part in shape):
-            found += [(tuple(part), 0) for part in shape if all(type(n) is int for n in part)]
+            tensors += [(tuple(part), 0) for part in shape if all(type(n) is int for n in part)]
         elif all(type(n) is int for n in shape) and size:
-            found.append((tuple(shape), size))
-    return tuple(shape for shape, _ in found), tuple(size for _, size in found)
+            tensors.append((tuple(shape), size))
+    return tuple(shape for shape, _ in tensors), tuple(size for _, size in tensors)

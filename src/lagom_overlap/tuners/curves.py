@@ -373,7 +373,7 @@ class Curves:
         least = 1 + max(0.02, 3 * self._sigma)
         exposed = [row.makespan - float(row.comm.sum()) for row in kept if row.makespan > least * row.comp]
         self._gap = max(0.0, float(np.median(exposed))) if exposed else 0.0
-        told = None if self._stream is None or not self._stream.told else np.array(self._stream.told)
+        known = None if self._stream is None or not self._stream.told else np.array(self._stream.told)
         kept = kept or self._rows
         self._starts = drawn_starts(
             np.array([row.comm for row in kept]),
@@ -381,7 +381,7 @@ class Curves:
             np.array([row.makespan for row in kept]),
             sigma=self._sigma,
             gap=self._gap,
-            told=told,
+            told=known,
             num=NUM_DRAWS,
         )
         readings = [self._reading(row) for row in self._rows]

@@ -168,13 +168,13 @@ class GroupSearch:
             fit = self._fit(self._choices)
             standing = self._standing(fit)
             self._best = standing.arms[standing.best]
-            found, reason = self._most_promising(fit, standing), "largest expected gain"
-            if found is None:
-                found, reason = self._most_doubtful(fit, standing), "re-measuring the best candidates"
-            if found is None:
+            question, reason = self._most_promising(fit, standing), "largest expected gain"
+            if question is None:
+                question, reason = self._most_doubtful(fit, standing), "re-measuring the best candidates"
+            if question is None:
                 return self._best
-            self._foretell(fit, found)
-            yield from self._ask(found, reason)
+            self._foretell(fit, question)
+            yield from self._ask(question, reason)
 
     # Questions
 
@@ -373,8 +373,8 @@ class GroupSearch:
         means = [replace(each[0], makespan_s=fmean(run.makespan_s for run in each)) for each in repeats]
         expected = draws[:, 0]
         if machine is not None:  # what it has no place for is as it was measured
-            told = np.array([each.makespan_s for each in means]) / fit.curves.unit_s
-            machine = np.where(np.isnan(machine), told[:, None], machine)
+            measured = np.array([each.makespan_s for each in means]) / fit.curves.unit_s
+            machine = np.where(np.isnan(machine), measured[:, None], machine)
             expected = (1 - fit.weight) * expected + fit.weight * machine[:, 0]
         return _Standing(arms, fastest(fit.curves.sigma, expected, means), draws, machine)
 
@@ -445,7 +445,7 @@ def _own_settings(curves: Curves, own: Sequence[npt.NDArray[np.intp]], starts: P
     draws = np.repeat(np.arange(NUM_DESCENTS), len(starts))
     values = curves.expected(np.tile(starts, (NUM_DESCENTS, 1)), draws).reshape(NUM_DESCENTS, -1)
     at, best_s = starts[values.argmin(axis=1)].copy(), values.min(axis=1)
-    found = [starts]
+    passed = [starts]
     for j in (j for _ in range(2) for j in range(len(own)) if len(own[j])):
         tried = np.repeat(at, len(own[j]), axis=0)
         tried[:, j] = np.tile(own[j], NUM_DESCENTS)
@@ -454,8 +454,8 @@ def _own_settings(curves: Curves, own: Sequence[npt.NDArray[np.intp]], starts: P
         is_better = values.min(axis=1) < best_s * (1 - LEAST_EXPECTED)
         at[is_better, j] = own[j][values.argmin(axis=1)[is_better]]
         best_s = np.minimum(best_s, values.min(axis=1))
-        found.append(at[is_better])
-    return np.concatenate(found)
+        passed.append(at[is_better])
+    return np.concatenate(passed)
 
 
 def _evened(measured: Measurement, curves: Curves, number: int) -> Measurement:

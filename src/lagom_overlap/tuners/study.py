@@ -155,12 +155,12 @@ class Study:
         """Each of several tuners against the default, once the study is done; none where there is one tuner."""
         if self._in_turns is None or self._phase is not StudyPhase.DONE or self._tuned is None:
             return ()
-        found = []
+        results = []
         for name, assignments in self._in_turns.results().items():
             arm = self._arm_of(assignments)
             failed = "" if arm is None else self._failures.get(arm, "")
             is_judged = arm is not None and not failed and self.num_rounds > 0
-            found.append(
+            results.append(
                 Contender(
                     name=name,
                     assignments=dict(assignments),
@@ -169,7 +169,7 @@ class Study:
                     failed=failed,
                 )
             )
-        return tuple(found)
+        return tuple(results)
 
     def _arm_of(self, assignments: Mapping[str, Assignment]) -> str | None:
         """The arm of the verdict that runs an assignment; None for the default."""

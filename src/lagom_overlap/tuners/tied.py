@@ -35,18 +35,18 @@ class Tied:
     def recommend(self) -> Mapping[str, Assignment]:
         """The inner tuner's recommendation with one setting for what is tied."""
         named = problems_by_name(self.problems)
-        found = {name: problem.default for name, problem in named.items()} | dict(self.tuner.recommend())
+        recommended = {name: problem.default for name, problem in named.items()} | dict(self.tuner.recommend())
         for tie in self.ties:
             defaults = {(group, at): named[group].default[at] for group, at in tie}
-            wanted = {(group, at): found[group][at] for group, at in tie}
+            wanted = {(group, at): recommended[group][at] for group, at in tie}
             if wanted == defaults or len(set(wanted.values())) == 1:
                 continue
             settings = dict.fromkeys(config for place, config in wanted.items() if config != defaults[place])
             candidates = [defaults, *(dict.fromkeys(tie, config) for config in settings)]
-            changed = [_changed(found, each) for each in candidates]
+            changed = [_changed(recommended, each) for each in candidates]
             best = min(changed, key=lambda each: self._total_s(named, each))
-            found |= best
-        return found
+            recommended |= best
+        return recommended
 
     def _total_s(self, named: Mapping[str, GroupProblem], assignments: Mapping[str, Assignment]) -> float:
         return sum(

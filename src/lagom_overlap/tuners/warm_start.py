@@ -122,8 +122,8 @@ def nearest_allowed(problem: GroupProblem, wanted: Assignment) -> Assignment | N
             part
             for part in space.subspaces
             if all(
-                asked is None or asked == held
-                for asked, held in (
+                asked is None or asked == allowed_values
+                for asked, allowed_values in (
                     (config.algorithm, part.algorithm),
                     (config.protocol, part.protocol),
                     (config.transport, part.transport),

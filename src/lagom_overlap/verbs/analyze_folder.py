@@ -26,14 +26,14 @@ def timelines_of(findings: Findings, groups: tuple[GroupSpan, ...] = ()) -> dict
     """One timeline for every rank that has one, by a name that no two share."""
     timed = [index for index, rank in enumerate(findings.ranks) if len(rank.trace.events)]
     room = MAX_SPANS // max(1, len(timed))
-    found: dict[str, Timeline] = {}
+    timelines: dict[str, Timeline] = {}
     for index in timed:
         trace = findings.ranks[index].trace
         name = f"rank {trace.rank}" if trace.rank is not None else trace.file
-        found[name if name not in found else f"{name} ({index})"] = rank_timeline(
+        timelines[name if name not in timelines else f"{name} ({index})"] = rank_timeline(
             findings, index, room=room, groups=groups
         )
-    return found
+    return timelines
 
 
 def write_analysis(

@@ -27,10 +27,10 @@ def analyze_profiles(paths: Sequence[Path]) -> NcclProfileResult:
         for call in log.collectives:
             way = (call.algorithm, call.protocol, call.num_channels)
             sites[(call.rank, call.comm_id, call.kind, call.num_bytes, *way)].append(call)
-    found = [_site(calls) for calls in sites.values()]
-    found.sort(key=lambda site: (-(site.gpu_s or 0.0) * site.num_calls, site.rank, site.kind, site.num_bytes or 0))
+    rows = [_site(calls) for calls in sites.values()]
+    rows.sort(key=lambda site: (-(site.gpu_s or 0.0) * site.num_calls, site.rank, site.kind, site.num_bytes or 0))
     return NcclProfileResult(
-        files=tuple(path.name for path in paths), num_lost=sum(log.num_lost for log in logs), sites=tuple(found)
+        files=tuple(path.name for path in paths), num_lost=sum(log.num_lost for log in logs), sites=tuple(rows)
     )
 
 

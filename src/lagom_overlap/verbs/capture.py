@@ -107,7 +107,7 @@ def parse_parallel(text: str) -> dict[str, int | str]:
     Raises:
         JobError: naming the word that is wrong and what is allowed.
     """
-    found: dict[str, int | str] = {}
+    degrees: dict[str, int | str] = {}
     for part in text.split(","):
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if key == "auto":
@@ -117,15 +117,15 @@ def parse_parallel(text: str) -> dict[str, int | str]:
             )
         if key not in _PARALLEL_KEYS or not equals:
             raise JobError(f"--parallel: {part.strip()!r} is no degree; allowed: {', '.join(_PARALLEL_KEYS)}, as key=N")
-        if key in found:
+        if key in degrees:
             raise JobError(f"--parallel: {key} is given twice")
         if key == "schedule":
-            found[key] = value
+            degrees[key] = value
         elif re.fullmatch(r"\d{1,6}", value):
-            found[key] = int(value)
+            degrees[key] = int(value)
         else:
             raise JobError(f"--parallel: {key} is {value!r}, must be a whole number")
-    return found
+    return degrees
 
 
 # Named models.
@@ -197,9 +197,9 @@ def _check_captured(spec: JobSpec) -> None:
     if spec.parallel.dispatcher is not Dispatcher.ALL_TO_ALL:
         raise JobError(f"parallel.dispatcher is {spec.parallel.dispatcher}: named models are captured with all_to_all")
     for key in ("products", "attention", "head"):
-        found = getattr(spec.precision, key)
-        if found is not ProductFormat.PARAMETER:
-            raise JobError(f"precision.{key} is {found}: named models are captured with parameter")
+        asked = getattr(spec.precision, key)
+        if asked is not ProductFormat.PARAMETER:
+            raise JobError(f"precision.{key} is {asked}: named models are captured with parameter")
     if spec.parallel.fsdp is not None and spec.parallel.zero_stage == 2:
         raise JobError("parallel.zero_stage is 2: FSDP2 is captured as it frees parameters after forward, with 3")
     if spec.model.mtp_layers is not None:
@@ -273,10 +273,10 @@ def _function_of(path: Path, function: str) -> Callable[..., Any]:
         names = runpy.run_path(str(path), run_name="lagom_capture")
     finally:
         sys.path.remove(folder)
-    found = names.get(function)
-    if not callable(found):
+    loaded = names.get(function)
+    if not callable(loaded):
         raise JobError(f"script {str(path)!r} has no function {function!r}")
-    checked: Callable[..., Any] = found
+    checked: Callable[..., Any] = loaded
     return checked
 
 

@@ -114,7 +114,7 @@ def run_compare(request: CompareRequest, note: Note = lambda _: None) -> Compare
     backend = job.open(request.backend_name, job.request(seed=seed, bundle=request.bundle))
     notes = [*job.notes(request.backend_name, backend), *(step.notes if step else ())]
     studies: dict[str, Study] = {}
-    found = Contenders()
+    contenders = Contenders()
     interrupted = False
     try:
         problems = tuple(backend.problem(group) for group in groups)
@@ -131,11 +131,11 @@ def run_compare(request: CompareRequest, note: Note = lambda _: None) -> Compare
         arms |= {name: dict(study.recommended) for name, study in studies.items()}
         if isinstance(backend, Recorded):
             notes.append(REPLAYED)
-            found.replay(backend, problems, arms)
+            contenders.replay(backend, problems, arms)
         else:
             note("measuring the results side by side")
             for number, row in enumerate(measured_rounds(backend, problems, arms, spec.tune.pairs, seed)):
-                found.add_round(number, row)
+                contenders.add_round(number, row)
     except (KeyboardInterrupt, BackendError) as error:
         if not studies or (isinstance(error, BackendError) and not received()):
             raise
@@ -146,7 +146,7 @@ def run_compare(request: CompareRequest, note: Note = lambda _: None) -> Compare
         job=spec.job.name,
         backend=request.backend_name,
         seed=seed,
-        rows=_rows(studies, found, _steps_s(step, problems, studies)),
+        rows=_rows(studies, contenders, _steps_s(step, problems, studies)),
         step_s=step.untouched_s if step else None,
         notes=tuple(notes),
         interrupted=interrupted,
@@ -155,7 +155,7 @@ def run_compare(request: CompareRequest, note: Note = lambda _: None) -> Compare
 
 def _steps_s(step: WholeStep | None, problems: Problems, studies: Mapping[str, Study]) -> dict[str, float | None]:
     """The whole step under what each finished search ended with; empty where the step has no price."""
-    return {} if step is None else {name: step.seconds(problems, held.recommended) for name, held in studies.items()}
+    return {} if step is None else {name: step.seconds(problems, study.recommended) for name, study in studies.items()}
 
 
 @dataclass(slots=True)
@@ -171,12 +171,12 @@ class Contenders:
 
     def add_round(self, number: int, times: Mapping[str, IterationTimes]) -> None:
         """A complete round."""
-        for name, held in times.items():
-            self.makespans_s.setdefault(name, {})["round", number] = held.makespan_s
+        for name, round_s in times.items():
+            self.makespans_s.setdefault(name, {})["round", number] = round_s.makespan_s
 
     def replay(self, backend: Recorded, problems: Problems, arms: Mapping[str, Mapping[str, Assignment]]) -> None:
         """Everything that was recorded of every arm."""
-        self.makespans_s = {name: makespans_of(backend, problems, held, name) for name, held in arms.items()}
+        self.makespans_s = {name: makespans_of(backend, problems, own, name) for name, own in arms.items()}
         self.sigma, self.is_replayed = noise_of(backend, problems), True
 
     def over_default(self, name: str) -> tuple[float | None, tuple[float, float] | None]:
@@ -186,12 +186,12 @@ class Contenders:
         if not common:
             return None, None
         pairs = [default[visit] for visit in common], [own[visit] for visit in common]
-        found = compared(*pairs)
+        ratio = compared(*pairs)
         if self.is_replayed:
             if pairs[0] == pairs[1]:
                 return 1.0, (1.0, 1.0)
-            return found.ratio, None if self.sigma is None else interval_of(found.ratio, len(common), self.sigma)
-        return found.ratio, (found.low, found.high) if isfinite(found.high) else None
+            return ratio.ratio, None if self.sigma is None else interval_of(ratio.ratio, len(common), self.sigma)
+        return ratio.ratio, (ratio.low, ratio.high) if isfinite(ratio.high) else None
 
 
 def _rows(

@@ -49,9 +49,9 @@ def _tested_torch() -> DoctorCheck:
     version = package_versions().get("torch")
     if version is None or not rows:
         return DoctorCheck(name=name, ok=False, found="needs torch", remedy="pip install torch")
-    found = [row for row in rows if row.release == release_of(version)]
-    if found:
-        row = found[-1]
+    tested = [row for row in rows if row.release == release_of(version)]
+    if tested:
+        row = tested[-1]
         failed = f", {len(row.failed)} failed" if row.failed else ""
         words = f"{row.num_passed} tests passed{failed} under {row.torch} on {row.with_ranks.date}"
         return DoctorCheck(name=name, ok=not row.failed, found=words, remedy="; ".join(row.failed[:1]))
@@ -79,16 +79,16 @@ def _engines_waits(environment: Mapping[str, str]) -> list[DoctorCheck]:
 
 
 def _cuda() -> DoctorCheck:
-    found, version = "no NVIDIA driver", ctypes.c_int(0)
+    summary, version = "no NVIDIA driver", ctypes.c_int(0)
     try:
         driver = ctypes.CDLL("libcuda.so.1")
         if driver.cuInit(0) == 0 and driver.cuDriverGetVersion(ctypes.byref(version)) == 0:
-            found = f"driver for CUDA {version.value // 1000}.{version.value % 1000 // 10}"
+            summary = f"driver for CUDA {version.value // 1000}.{version.value % 1000 // 10}"
     except OSError:
         pass
     ok = version.value > 0
     return DoctorCheck(
-        name="GPU", ok=ok, found=found, remedy="" if ok else "not needed for --backend gloo or simulated"
+        name="GPU", ok=ok, found=summary, remedy="" if ok else "not needed for --backend gloo or simulated"
     )
 
 
@@ -128,13 +128,13 @@ def _capability_map() -> DoctorCheck:
     if box is None or version is None:
         lacks = "NVIDIA GPU" if box is None else "NCCL"
         return DoctorCheck(name=name, ok=False, found=f"none: there is no {lacks} here to have one of")
-    found = BoxMaps(version, box).every()
-    if not found:
+    maps = BoxMaps(version, box).every()
+    if not maps:
         release = ".".join(map(str, version))
         return DoctorCheck(
             name=name, ok=False, found=f"none of NCCL {release} on this box", remedy="lagom selftest --nccl"
         )
-    return DoctorCheck(name=name, ok=True, found="; ".join(map(_map_words, found)))
+    return DoctorCheck(name=name, ok=True, found="; ".join(map(_map_words, maps)))
 
 
 def _map_words(found: CapabilityMap) -> str:
@@ -159,13 +159,13 @@ def _plugin() -> DoctorCheck:
 
 
 def _environment() -> DoctorCheck:
-    found = conflicts(with_conf_files(os.environ))
-    names = ", ".join(f"{conflict.variable}={conflict.value}" for conflict in found)
+    conflicting = conflicts(with_conf_files(os.environ))
+    names = ", ".join(f"{conflict.variable}={conflict.value}" for conflict in conflicting)
     return DoctorCheck(
         name="NCCL variables",
-        ok=not found,
-        found=f"{names} would take knobs away from tuning" if found else "none that would take a knob away",
-        remedy="; ".join(conflict.why for conflict in found),
+        ok=not conflicting,
+        found=f"{names} would take knobs away from tuning" if conflicting else "none that would take a knob away",
+        remedy="; ".join(conflict.why for conflict in conflicting),
     )
 
 

@@ -96,7 +96,7 @@ def read_environment(path: Path) -> Mapping[str, str]:
         text = read_regular(path, _MAX_ENVIRONMENT_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise JobError(f"environment file {str(path)!r} cannot be read: {getattr(error, 'strerror', error)}") from None
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
@@ -105,7 +105,7 @@ def read_environment(path: Path) -> Mapping[str, str]:
             raise JobError(f"environment file {str(path)!r}, line {number}: {line.strip()[:80]!r} is not NAME=value")
         if match[1].startswith(_OURS):
             raise JobError(f"environment file {str(path)!r}, line {number}: {match[1]} is lagom run's own")
-        found[match[1]] = match[2]
-    if not found:
+        variables[match[1]] = match[2]
+    if not variables:
         raise JobError(f"environment file {str(path)!r} sets nothing")
-    return found
+    return variables

@@ -59,22 +59,22 @@ class OwnRun:
 
     def runs_of(self, wanted: Mapping[str, Assignment]) -> dict[str, list[Measurement]]:
         """Every measurement of these assignments, by group."""
-        found: dict[str, list[Measurement]] = defaultdict(list)
+        runs: dict[str, list[Measurement]] = defaultdict(list)
         for entry in self.entries:
             for name, outcome in entry.outcomes.items():
                 if isinstance(outcome, Measurement) and entry.step.assignments[name] == wanted[name]:
-                    found[name].append(outcome)
-        return dict(found)
+                    runs[name].append(outcome)
+        return dict(runs)
 
     def arm(self, name: str) -> dict[str, list[Measurement]]:
         """The measurements of one arm of the verdict, by group."""
-        found: dict[str, list[Measurement]] = defaultdict(list)
+        runs: dict[str, list[Measurement]] = defaultdict(list)
         for entry in self.entries:
             if entry.step.kind is StepKind.VERDICT and entry.step.arm == name:
                 for group, outcome in entry.outcomes.items():
                     if isinstance(outcome, Measurement):
-                        found[group].append(outcome)
-        return dict(found)
+                        runs[group].append(outcome)
+        return dict(runs)
 
 
 def is_own_run(path: Path) -> bool:
@@ -100,16 +100,16 @@ def read_own_run(folder: Path) -> OwnRun:
     header = parse_header(lines[0] if lines else "", f"bundle {str(path)!r}")
     problems = []
     for group in job.groups:
-        held = header.groups.get(group.name)
-        if held is None or held.comms != group.comm_names:
+        recorded = header.groups.get(group.name)
+        if recorded is None or recorded.comms != group.comm_names:
             raise BundleError(f"bundle {str(path)!r} holds no group {group.name!r} with these collectives")
         problems.append(
             GroupProblem(
                 group=group,
-                spaces=held.spaces,
-                default=held.default,
-                baselines=held.baselines,
-                launches=held.launches,
+                spaces=recorded.spaces,
+                default=recorded.default,
+                baselines=recorded.baselines,
+                launches=recorded.launches,
             )
         )
     entries = entries_from_json(lines[1:], tuple(problems), first_line=2)
@@ -129,13 +129,13 @@ def fitted_to_default(run: OwnRun, constants: OverlapConstants) -> tuple[FittedB
         name = problem.group.name
         if name not in runs:
             raise BundleError(f"the recording holds no run of group {name!r} under its default")
-        default_s[name], count[name] = median(held.makespan_s for held in runs[name]), len(runs[name])
+        default_s[name], count[name] = median(measurement.makespan_s for measurement in runs[name]), len(runs[name])
         try:
             overlap = overlap_of(problem.group, problem.default, 0.0)
             mean = Measurement.from_runs(runs[name])
             times = OverlapTimes(mean.makespan_s, mean.comp_s, mean.comm_s)
-            found = infer_from_default(overlap, constants, times)
-            alone_s[name], scales[name] = found.comp_alone_s, found.scale
+            inferred = infer_from_default(overlap, constants, times)
+            alone_s[name], scales[name] = inferred.comp_alone_s, inferred.scale
         except (ValueError, KeyError) as error:
             raise BundleError(f"group {name!r}: the default runs do not tell the computation alone: {error}") from None
     kept = OwnTraceRecord(
@@ -171,7 +171,7 @@ def arms_of_run(run: OwnRun, constants: OverlapConstants) -> tuple[ArmCheck, ...
     """
     backend, _ = fitted_to_default(run, constants)
     names = dict.fromkeys(e.step.arm for e in run.entries if e.step.arm not in (None, DEFAULT_ARM, SAME_ARM))
-    found = []
+    arms = []
     for arm in names:
         first = next(entry for entry in run.entries if entry.step.arm == arm)
         outcomes = {
@@ -179,16 +179,16 @@ def arms_of_run(run: OwnRun, constants: OverlapConstants) -> tuple[ArmCheck, ...
             for problem in run.problems
         }
         counts = {problem.group.name: problem.group.count for problem in run.problems}
-        predicted = [held.makespan_s * counts[g] for g, held in outcomes.items() if isinstance(held, Measurement)]
+        predicted = [one.makespan_s * counts[g] for g, one in outcomes.items() if isinstance(one, Measurement)]
         measured = run.arm(str(arm))
         if len(predicted) < len(run.problems) or len(measured) < len(run.problems):
             continue
         rounds = zip(*(measured[name] for name in counts), strict=False)
         totals = tuple(
-            sum(held.makespan_s * count for held, count in zip(row, counts.values(), strict=True)) for row in rounds
+            sum(one.makespan_s * count for one, count in zip(row, counts.values(), strict=True)) for row in rounds
         )
-        found.append(ArmCheck(str(arm), sum(predicted), totals))
-    return tuple(found)
+        arms.append(ArmCheck(str(arm), sum(predicted), totals))
+    return tuple(arms)
 
 
 def job_of_run(folder: Path) -> PredictedJob:

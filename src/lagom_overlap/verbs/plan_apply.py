@@ -151,10 +151,10 @@ class DefaultGroupRanks:
 
     def gather(self, value: int) -> tuple[int, ...]:
         """Every rank's number, by rank."""
-        found = torch.zeros(dist.get_world_size(), dtype=torch.int64, device=self._device)
-        found[dist.get_rank()] = value
-        dist.all_reduce(found)
-        return tuple(int(one) for one in found.cpu())
+        gathered = torch.zeros(dist.get_world_size(), dtype=torch.int64, device=self._device)
+        gathered[dist.get_rank()] = value
+        dist.all_reduce(gathered)
+        return tuple(int(one) for one in gathered.cpu())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,14 +216,14 @@ def planned_step(step: Callable[..., Any], inputs: Sequence[Any], plan: Path) ->
     """
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     store, name = distributed_c10d._get_default_store(), f"lagom/planned_step/{next(_STEPS)}"
-    captured, rewrites, found = _checked(step, inputs, plan)
-    store.set(f"{name}/found/{rank}", msgspec.json.encode(found).decode())
+    captured, rewrites, order = _checked(step, inputs, plan)
+    store.set(f"{name}/found/{rank}", msgspec.json.encode(order).decode())
     every = [msgspec.json.decode(store.get(f"{name}/found/{other}"), type=_Found) for other in range(num_ranks)]
-    for other, said in enumerate(every):
-        if said.refused:
-            raise JobError(said.refused if other == rank else f"rank {other}: {said.refused}")
-    for other, said in enumerate(every):
-        if said.digest != every[0].digest:  # before groups are made, which hangs where ranks make different ones
+    for other, refusal in enumerate(every):
+        if refusal.refused:
+            raise JobError(refusal.refused if other == rank else f"rank {other}: {refusal.refused}")
+    for other, refusal in enumerate(every):
+        if refusal.digest != every[0].digest:  # before groups are made, which hangs where ranks make different ones
             raise BackendError(f"ranks 0 and {other} have different plans in {str(plan)!r}; nothing was run")
     assert captured is not None
     groups = ProcessGroups()

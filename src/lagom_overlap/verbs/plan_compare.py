@@ -65,18 +65,18 @@ def compare_planners(
 
 def _row(given: PlanInput, planner: str) -> PlannerRow:
     try:
-        found = planned(given, planner)
+        plan = planned(given, planner)
     except JobError as error:  # its plan does not fit the memory limit, another's may
         before = simulated(given.problem, given.issued)
         return PlannerRow(planner=planner, before_s=before.makespan_s, failure=str(error))
-    if found.interrupted:
+    if plan.interrupted:
         raise KeyboardInterrupt
     return PlannerRow(
         planner=planner,
-        before_s=found.before.makespan_s,
-        after_s=found.after.makespan_s,
-        lower_bound_s=found.plan.lower_bound_s,
-        exposed_comm_s=found.after.exposed_s,
-        peak_memory_bytes=found.after.peak_bytes,
-        solve_s=found.solve_s,
+        before_s=plan.before.makespan_s,
+        after_s=plan.after.makespan_s,
+        lower_bound_s=plan.plan.lower_bound_s,
+        exposed_comm_s=plan.after.exposed_s,
+        peak_memory_bytes=plan.after.peak_bytes,
+        solve_s=plan.solve_s,
     )

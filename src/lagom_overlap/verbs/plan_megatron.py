@@ -104,16 +104,16 @@ def megatron_plan(job: JobStep, problem: PlanProblem, wanted: MegatronSettings |
         JobError: if the wanted switches exclude each other on this job, or do not fit the memory.
     """
     deadline = problem.deadline()
-    found = found_switches(
+    switches = found_switches(
         job,
         deadline,
         limit_bytes=problem.memory_limit_bytes,
         num_ops=len(problem.iteration.ops),
         wanted=None if wanted is None else wanted.applied(job.layout),
     )
-    advised = job if found.layout == job.layout else with_layout(job, found.layout)
+    advised = job if switches.layout == job.layout else with_layout(job, switches.layout)
     if advised is None:
-        check_model(job.model, found.layout, job.seq_len)
+        check_model(job.model, switches.layout, job.seq_len)
     assert advised is not None
     before, after = simulated_iteration(job), simulated_iteration(advised)
     gain = what_if(AskedChange("the plan", ""), spent(job.times), spent(advised.times))
@@ -122,15 +122,15 @@ def megatron_plan(job: JobStep, problem: PlanProblem, wanted: MegatronSettings |
         rewrites=(),
         iteration=problem.unplanned,
         lower_bound_s=None,
-        settings=MegatronSettings.of(found.layout),
+        settings=MegatronSettings.of(switches.layout),
         notes=(
-            *((NOTHING_GAINS,) if found.layout == job.layout else ()),
-            *((UNTRIED,) if found.was_cut else ()),
+            *((NOTHING_GAINS,) if switches.layout == job.layout else ()),
+            *((UNTRIED,) if switches.was_cut else ()),
             *_plain_pipeline(advised),
             *deadline.remarks(),
         ),
     )
-    effects = _effects(job, advised, found)
+    effects = _effects(job, advised, switches)
     return MegatronPlan(plan=plan, before=before, after=after, gain=gain, effects=effects)
 
 
@@ -179,17 +179,17 @@ def _plain_pipeline(job: JobStep) -> tuple[str, ...]:
 def by_default(job: JobStep) -> ParallelLayout:
     """The job's layout with every overlap switch as Megatron-LM has it where a launch says nothing of it."""
     layout, rules = job.layout, job.rules
-    found: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "overlap_tensor": False,
         "overlap_experts": False,
         "async_tensor": layout.tensor > 1 and not layout.sequence_parallel and has_switch(rules.name, "async_tensor"),
     }
     if layout.zero_stage <= 1:
-        found |= {"overlap_gradients": rules.overlaps_gradients, "overlap_parameters": False}
-        found["bucket_bytes"] = rules.default_bucket_bytes(layout, job.precision) or layout.bucket_bytes
+        defaults |= {"overlap_gradients": rules.overlaps_gradients, "overlap_parameters": False}
+        defaults["bucket_bytes"] = rules.default_bucket_bytes(layout, job.precision) or layout.bucket_bytes
     if layout.schedule is PipelineSchedule.INTERLEAVED:
-        found |= {"overlap_p2p": has_switch(rules.name, "overlap_p2p"), "micro_batch_group": None}
-    other = changed(job.model, layout, found)
+        defaults |= {"overlap_p2p": has_switch(rules.name, "overlap_p2p"), "micro_batch_group": None}
+    other = changed(job.model, layout, defaults)
     return layout if other is None else other
 
 
@@ -263,7 +263,7 @@ def _switch_lines(effects: MegatronEffects) -> tuple[str, ...]:
 def _line(one: SwitchEffect) -> str:
     """What the switch takes off the iteration (below zero it adds), and what is advised of it."""
     gain = "" if one.share is None else format_percent(one.share, signed=True)
-    said = "on" if one.advised else "off"
+    state = "on" if one.advised else "off"
     was = "" if one.advised == one.in_job else f", the job has it {'on' if one.in_job else 'off'}"
     default = ", Megatron-LM's default" if one.by_default == one.advised else ""
     more = ""
@@ -272,7 +272,7 @@ def _line(one: SwitchEffect) -> str:
     elif one.low is not None and one.high is not None and one.verdict is not SwitchVerdict.NEUTRAL:
         low, high = (format_percent(share, signed=True) for share in (one.low, one.high))
         more = f" ({low} to {high} by the model's own error)"
-    return f"{gain:>8} {one.switch}: {one.verdict}{more}; {said}{default}{was}"
+    return f"{gain:>8} {one.switch}: {one.verdict}{more}; {state}{default}{was}"
 
 
 def _toml(value: bool | int | str) -> str:

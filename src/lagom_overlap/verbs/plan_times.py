@@ -93,18 +93,18 @@ def from_trace(path: Path, iteration: Iteration, model: OpTimes, *, on_ranks: bo
         model = ProportionalTimes.of(iteration, measured)
     scaled = ScaledTimes.fitted(model, iteration, measured)
     times = NamedTimes(measured, iteration, scaled)
-    held = [_held(ops, measured, times) for ops in (iteration.computations, iteration.comms)]
+    timed = [_held(ops, measured, times) for ops in (iteration.computations, iteration.comms)]
     whole_s = sum(times.seconds(op) for op in iteration.ops)
     if sum(times.seconds(op) for op in iteration.ops if op.name in measured) < MIN_SHARE * whole_s:
-        raise JobError(_too_little(path, iteration, traced, held))
+        raise JobError(_too_little(path, iteration, traced, timed))
     json = TimesOrigin(
         source="trace",
         file=path.name,
         num_steps=traced.num_steps,
         is_gpu=traced.is_gpu,
         num_in_order=match.num_in_order,
-        computations=held[0],
-        collectives=held[1],
+        computations=timed[0],
+        collectives=timed[1],
         scale=dict(sorted(scaled.factors.items())),
     )
     return FoundTimes(times=times, json=json, notes=_notes_of(path, iteration, traced, match, json))
@@ -120,11 +120,11 @@ def _held(ops: Iterable[Op], measured: Mapping[str, float], times: OpTimes) -> H
 def _too_little(path: Path, iteration: Iteration, traced: TracedOperators, held: list[HeldTimes]) -> str:
     wanted = Counter(op.origin.kernel or type(op.work).__name__ for op in iteration.computations)
     there = Counter(operator.kernel for operator in traced.operators)
-    said = [", ".join(f"{name} ({count})" for name, count in c.most_common(3)) or "none" for c in (wanted, there)]
+    sorts = [", ".join(f"{name} ({count})" for name, count in c.most_common(3)) or "none" for c in (wanted, there)]
     return (
         f"trace {str(path)!r} is not of this step: it holds times of {held[0].num_measured} of {held[0].num} "
-        f"computations and {held[1].num_measured} of {held[1].num} collectives; the step has {said[0]}, the trace "
-        f"{said[1]} of its kernels and {len(traced.collectives)} collectives (record with record_shapes=True)"
+        f"computations and {held[1].num_measured} of {held[1].num} collectives; the step has {sorts[0]}, the trace "
+        f"{sorts[1]} of its kernels and {len(traced.collectives)} collectives (record with record_shapes=True)"
     )
 
 
@@ -175,7 +175,7 @@ def from_ranks(ranks: ProgramRanks, iteration: Iteration) -> FoundTimes:
     cut = dict.fromkeys(op.collective for op in _with_pieces(iteration.comms) if isinstance(op, CommOp))
     table: dict[Work | Collective, float] = {}
     table.update(_probed(iteration, measured).items())
-    table.update(ranks.time_collectives([held for held in cut if can_time(held, ranks.num_ranks)], REPEATS).items())
+    table.update(ranks.time_collectives([comm for comm in cut if can_time(comm, ranks.num_ranks)], REPEATS).items())
     times = NamedTimes(measured, iteration, ShapeTimes(table, estimate))
     wholes = {op.collective if isinstance(op, CommOp) else op.work for op in iteration.ops}
     num_pieces = len(table.keys() - wholes)
@@ -201,16 +201,16 @@ def from_training(ranks: ProgramRanks, iteration: Iteration) -> FoundTimes:
     with TemporaryDirectory(prefix="lagom-") as folder:
         path = Path(folder) / "trace.json"
         ranks.trace(path, REPEATS)
-        found = from_trace(path, iteration, ShapeTimes({}), on_ranks=True)
-    assert found.json is not None
-    json = replace(found.json, source="ranks", file=None)
+        traced = from_trace(path, iteration, ShapeTimes({}), on_ranks=True)
+    assert traced.json is not None
+    json = replace(traced.json, source="ranks", file=None)
     note = (
         f"Operators were timed by PyTorch's profiler in {REPEATS} steps on {ranks.description}: "
         f"{json.computations.num_measured} of {json.computations.num} computations, "
         f"{json.collectives.num_measured} of {json.collectives.num} collectives. FSDP2's Python between operators is "
         "in no time."
     )
-    return FoundTimes(times=found.times, json=json, notes=(note,))
+    return FoundTimes(times=traced.times, json=json, notes=(note,))
 
 
 def _together(rates: Mapping[str, float]) -> tuple[str, ...]:

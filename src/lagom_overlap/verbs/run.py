@@ -202,12 +202,12 @@ def _resolved(request: LaunchRequest) -> tuple[LaunchRequest, "_Fixed | None"]:
         check_tuner_name(name)
     if request.config is None:
         return request, None
-    found = given(request.config)
-    request = replace(request, config=found.path)
+    subject = given(request.config)
+    request = replace(request, config=subject.path)
     if request.mode in (RunMode.ONLINE, RunMode.PROVE):
-        _check_saved(found, request.mode)
+        _check_saved(subject, request.mode)
         return request, None
-    fixed = _fixed(found)
+    fixed = _fixed(subject)
     return replace(request, mode=fixed.mode), fixed
 
 
@@ -301,10 +301,10 @@ def boot_folder() -> Path:
 
 
 def _program(name: str, environment: Mapping[str, str]) -> str:
-    found = shutil.which(name, path=environment.get("PATH"))
-    if found is None:
+    program = shutil.which(name, path=environment.get("PATH"))
+    if program is None:
         raise JobError(f"command {name!r} does not exist or cannot be executed")
-    return found
+    return program
 
 
 def _library() -> tuple[Path | None, str]:
@@ -393,28 +393,28 @@ def _fixed(found: Given) -> _Fixed:
 def provable(path: Path) -> GivenKind | None:
     """What a file or folder is to `lagom run --prove`; None where it is refused, or sets nothing."""
     try:
-        found = given(path)
-        if found.kind is GivenKind.SETTINGS:
-            _check_saved(found, RunMode.PROVE)
-            return found.kind
-        fixed = _fixed(found)
+        subject = given(path)
+        if subject.kind is GivenKind.SETTINGS:
+            _check_saved(subject, RunMode.PROVE)
+            return subject.kind
+        fixed = _fixed(subject)
     except LagomError:
         return None
     sets_nothing = fixed.table is not None and not decode_table(fixed.table).decisions and fixed.sm_carveout is None
-    return None if sets_nothing else found.kind
+    return None if sets_nothing else subject.kind
 
 
 def _plugin_variables(mode: RunMode, library: Path, folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
     """What loads the plug-in; `environment` as NCCL has it, its files read, so that no tuner they name is lost."""
-    found = {"NCCL_TUNER_PLUGIN": str(library)}
+    variables = {"NCCL_TUNER_PLUGIN": str(library)}
     before = environment.get("NCCL_TUNER_PLUGIN", "")
     if before and "LAGOM_CHAIN_TUNER" not in environment and Path(before).name != library.name:
-        found["LAGOM_CHAIN_TUNER"] = before
+        variables["LAGOM_CHAIN_TUNER"] = before
     if mode is RunMode.FIXED:
-        found[TABLE_VARIABLE] = str(folder / FILE_NAME)
+        variables[TABLE_VARIABLE] = str(folder / FILE_NAME)
     else:
-        found["LAGOM_RECORD"] = str(folder / RECORD_NAME)
-    return found
+        variables["LAGOM_RECORD"] = str(folder / RECORD_NAME)
+    return variables
 
 
 def _profiler_variables(
@@ -422,10 +422,10 @@ def _profiler_variables(
 ) -> tuple[dict[str, str], list[str]]:
     """What loads the profiler plug-in, and what to say where the site's own stays: NCCL runs one."""
     named = environment.get("NCCL_PROFILER_PLUGIN", "")
-    found = [Path(at) / _PROFILER_NAME for at in environment.get("LD_LIBRARY_PATH", "").split(os.pathsep) if at]
+    candidates = [Path(at) / _PROFILER_NAME for at in environment.get("LD_LIBRARY_PATH", "").split(os.pathsep) if at]
     if named and Path(named).name != library.name:
         return {}, []  # said among the conflicts
-    if not named and any(path.is_file() for path in found):
+    if not named and any(path.is_file() for path in candidates):
         return {}, [f"{_PROFILER_NAME} of LD_LIBRARY_PATH stays NCCL's profiler: PyTorch's times the steps"]
     profile = environment.get("LAGOM_PROFILE") or str(folder / PROFILE_NAME)
     return {"NCCL_PROFILER_PLUGIN": named or str(library), "LAGOM_PROFILE": profile}, []

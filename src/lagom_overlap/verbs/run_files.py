@@ -48,13 +48,13 @@ def events_of(folder: Path) -> tuple[Mapping[str, Any], ...]:
     Raises:
         BundleError: if the file cannot be read or is damaged.
     """
-    found = []
+    events = []
     for number, line in enumerate(whole_lines(folder / EVENTS), start=1):
         try:
-            found.append(msgspec.json.decode(line, type=dict[str, Any]))
+            events.append(msgspec.json.decode(line, type=dict[str, Any]))
         except msgspec.MsgspecError as error:
             raise BundleError(f"{str(folder / EVENTS)!r}: line {number} is damaged: {error}") from None
-    return tuple(found)
+    return tuple(events)
 
 
 def tried_in(folder: Path) -> tuple[Tried, ...]:
@@ -86,7 +86,7 @@ def _tried(rows: Iterable[EntryRow]) -> Iterable[Tried]:
     for row in rows:
         for group, ran in row.groups.items():
             try:
-                configs = {name: CommConfig(**msgspec.structs.asdict(held)) for name, held in ran.configs.items()}
+                configs = {name: CommConfig(**msgspec.structs.asdict(config)) for name, config in ran.configs.items()}
             except LagomError as error:
                 raise BundleError(f"step {row.number} of the measurements is damaged: {error}") from None
             yield Tried(

@@ -117,32 +117,32 @@ def run_selftest(
     opened = open_benches(request)  # refuses before there is a folder
     folder = RunFolder.create(request.out, "selftest-nccl")
     benches = opened(folder.path)
-    found, facts, opened_at = _Found(), benches.collectives.facts, clock()
+    seen, facts, opened_at = _Found(), benches.collectives.facts, clock()
     num_planned = sum(1 for _ in calls(facts.num_gpus * facts.ranks_per_gpu))
     try:
-        _measure(found, benches, _Budget(request.minutes * MINUTE_S, lambda: clock() - opened_at), note)
+        _measure(seen, benches, _Budget(request.minutes * MINUTE_S, lambda: clock() - opened_at), note)
     except KeyboardInterrupt:
-        found.stopped, found.is_interrupted = "interrupted", True
+        seen.stopped, seen.is_interrupted = "interrupted", True
     except (BackendError, RuntimeError) as error:  # a hang, CUDA's own error, no memory: what came before is kept
-        if not found.rows:
+        if not seen.rows:
             raise
-        found.stopped, found.has_failed = str(error).partition("\n")[0], True
+        seen.stopped, seen.has_failed = str(error).partition("\n")[0], True
     notes = [f"{conflict.variable}={conflict.value}: {conflict.why}" for conflict in in_the_way]
-    if found.num_disagreeing:
-        notes.append(f"NCCL's log and the kernels' grids disagree about channels in {found.num_disagreeing} settings")
+    if seen.num_disagreeing:
+        notes.append(f"NCCL's log and the kernels' grids disagree about channels in {seen.num_disagreeing} settings")
     with held_back():
         result = SelfTestResult(
             facts=facts,
-            rows=with_aliases(found.rows),
+            rows=with_aliases(seen.rows),
             num_planned_calls=num_planned,
-            num_called=found.num_called,
-            swaps=found.swaps,
-            overhead=found.overhead,
-            contention=tuple(found.points),
+            num_called=seen.num_called,
+            swaps=seen.swaps,
+            overhead=seen.overhead,
+            contention=tuple(seen.points),
             notes=tuple(notes),
-            stopped=found.stopped,
-            is_interrupted=found.is_interrupted,
-            has_failed=found.has_failed,
+            stopped=seen.stopped,
+            is_interrupted=seen.is_interrupted,
+            has_failed=seen.has_failed,
             wall_s=clock() - began,
             map_path=None,
             files=(),
@@ -241,16 +241,16 @@ def _written(
     if box is None:
         notes.append("NVML does not say how this box is wired: there is nothing to keep a capability map by")
     elif result.rows:
-        found = capability_map(result, box)
-        files.append(write_map(found, folder.path))
+        capability = capability_map(result, box)
+        files.append(write_map(capability, folder.path))
         if not is_right:
             notes.append("the map is in the folder only: every result is wrong, NCCL's own choice too")
         elif keeps_out:
             notes.append(f"the map is in the folder only: {keeps_out}")
-        elif result.is_interrupted and (cache / found.key.file_name).exists():
+        elif result.is_interrupted and (cache / capability.key.file_name).exists():
             notes.append("the map is in the folder only: the one of a former run is kept, this one was interrupted")
         else:
-            saved = write_map(found, cache)
+            saved = write_map(capability, cache)
     final = replace(result, notes=tuple(notes), map_path=saved, files=(folder.path / "selftest.json", *files))
     folder.write(
         record, final, {files[0].name: _csv(result).encode(), "selftest.json": final.to_json().encode() + b"\n"}

@@ -112,12 +112,12 @@ def _works(job: Job) -> list[MachineWork]:
         raise JobError(
             "--profile measures operators of [[group]] on this machine; the job has a [model], which is a GPU's work"
         )
-    found: dict[MachineWork, None] = {}
+    works: dict[MachineWork, None] = {}
     for group in job.groups:
         for op in group.computations:
             assert not isinstance(op.work, Kernel), "a job file gives works by their shapes"
-            found[op.work] = None
-    return list(found)
+            works[op.work] = None
+    return list(works)
 
 
 def _stated(constants: Gpu | OperatorConstants) -> dict[str, Any]:  # any TOML value
@@ -137,11 +137,11 @@ def _cluster_file(fit: MachineFit, result: ProfileResult) -> bytes:
         inter=wire,
     )
     tables = msgspec.to_builtins({**asdict(cluster), "gpu": _stated(cluster.gpu), "operators": _stated(fit.constants)})
-    held = "unknown" if result.held_out_mean_abs_error is None else format_percent(result.held_out_mean_abs_error)
+    error = "unknown" if result.held_out_mean_abs_error is None else format_percent(result.held_out_mean_abs_error)
     words = [
         f"Written by {result.tool} {result.version}, {result.date}, job {result.job!r}.",
         f"{result.machine.get('cpu', 'unknown CPU')}, one thread, FP32; {result.repeats} rounds.",
-        f"[gpu] and [operators]: fitted, {format_percent(result.fit_mean_abs_error)} mean error, {held} on operators "
+        f"[gpu] and [operators]: fitted, {format_percent(result.fit_mean_abs_error)} mean error, {error} on operators "
         "held out.",
         "[intra] and [inter]: assumed, nothing was sent.",
     ]

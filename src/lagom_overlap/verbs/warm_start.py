@@ -64,14 +64,14 @@ def warm_start_of(source: str, job: Job, problems: Problems, *, seed: int = 0) -
     """
     check_source(source)
     if source == WarmSource.SIMULATOR:
-        found = _of_simulator(job, problems, seed)
+        earlier = _of_simulator(job, problems, seed)
     elif source == WarmSource.NCCL:
-        found = _of_nccl(job, problems)
+        earlier = _of_nccl(job, problems)
     else:
-        found = _of_path(Path(source), job, problems, seed)
-    if not found.earlier and not found.ways:
+        earlier = _of_path(Path(source), job, problems, seed)
+    if not earlier.earlier and not earlier.ways:
         raise JobError(f"the warm start {source!r} says nothing of this job's groups: their collectives differ")
-    return found
+    return earlier
 
 
 def _of_path(path: Path, job: Job, problems: Problems, seed: int) -> WarmStart:
@@ -130,10 +130,10 @@ class _Configs(msgspec.Struct):
 def _of_configs(path: Path, problems: Problems) -> WarmStart:
     where = f"warm start {str(path)!r}"
     try:
-        held = msgspec.convert(parse_toml(read_regular(path, MAX_CONFIGS_BYTES)), _Configs)
+        saved = msgspec.convert(parse_toml(read_regular(path, MAX_CONFIGS_BYTES)), _Configs)
         earlier = []
         for problem in problems:
-            table = held.groups.get(problem.group.name, {})
+            table = saved.groups.get(problem.group.name, {})
             if any(table.get(name) for name in problem.group.comm_names):
                 rows = zip(problem.group.comm_names, problem.default, strict=True)
                 best = tuple(
@@ -174,7 +174,7 @@ def _of_simulator(job: Job, problems: Problems, seed: int) -> WarmStart:
 def _of_trace(path: Path, job: Job, problems: Problems, seed: int) -> WarmStart:
     predicted = predicted_job(FromTraceRequest(traces=(path,), spec=job.spec, seed=seed))
     traced = [Earlier(problem=predicted.backend.problem(group)) for group in predicted.groups]
-    pairs = {problem.group.name: held.problem.group for problem in problems for held in traced if held.is_like(problem)}
+    pairs = {problem.group.name: each.problem.group for problem in problems for each in traced if each.is_like(problem)}
 
     def measure(problem: GroupProblem, assignment: Assignment) -> Outcome:
         return predicted.backend.measure(pairs[problem.group.name], assignment)
@@ -197,13 +197,13 @@ def _rehearsed(
             if isinstance(outcome, Measurement):
                 runs[name][trial.assignments[name]] = (outcome,)
         tuner.tell(trial, outcomes)
-    found = tuner.recommend()
-    return tuple(Earlier(problem=named[name], runs=runs[name], best=found[name]) for name in named)
+    recommended = tuner.recommend()
+    return tuple(Earlier(problem=named[name], runs=runs[name], best=recommended[name]) for name in named)
 
 
 def _of_nccl(job: Job, problems: Problems) -> WarmStart:
     cluster = _cluster(job, WarmSource.NCCL)
-    ways = {problem.group.name: found for problem in problems if (found := nccl_ways(problem, cluster))}
+    ways = {problem.group.name: ways_of_group for problem in problems if (ways_of_group := nccl_ways(problem, cluster))}
     return WarmStart(source=f"NCCL's cost table for {cluster.name}", ways=ways)
 
 
@@ -213,5 +213,5 @@ def nccl_ways(problem: GroupProblem, cluster: Cluster) -> Ways:
     if not collectives:
         return {}
     largest = max(collectives, key=lambda collective: collective.wire_bytes)
-    found = candidates(*on_topology(largest, cluster))
-    return {(way.algorithm, way.protocol): ExpectedWay(way.latency_s, way.bytes_per_s) for way in found}
+    ways = candidates(*on_topology(largest, cluster))
+    return {(way.algorithm, way.protocol): ExpectedWay(way.latency_s, way.bytes_per_s) for way in ways}

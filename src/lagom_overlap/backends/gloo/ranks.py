@@ -214,8 +214,8 @@ class RankProcesses:
 
     @staticmethod
     def _describe(rank: _RankProcess, what: str) -> str:
-        said = rank.last_words()
-        tail = f"; it last said: {said}" if said else ""
+        last_words = rank.last_words()
+        tail = f"; it last said: {last_words}" if last_words else ""
         return f"rank {rank.rank} (process {rank.process.pid}) {rank.state()} while {what}{tail}"
 
 

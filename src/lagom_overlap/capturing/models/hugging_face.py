@@ -124,9 +124,9 @@ def _published(name: str) -> _Published:
         UnknownNameError: if there is neither.
         JobError: if the file is no configuration that transformers knows.
     """
-    found = _MODELS.get(name)
-    if found is not None:
-        return found
+    published = _MODELS.get(name)
+    if published is not None:
+        return published
     path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
     if not path.is_file():
         raise UnknownNameError.among("model", PREFIX + name, [*hugging_face_names(), f"{PREFIX}PATH/config.json"])

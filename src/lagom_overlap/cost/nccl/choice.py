@@ -83,16 +83,16 @@ def _default_table(kind: CollectiveKind, topology: Topology) -> tuple[Candidate,
 
 def _table(kind: CollectiveKind, topology: Topology, constants: Constants) -> tuple[Candidate, ...]:
     """What does not depend on the size; the seconds are not known yet."""
-    found = []
+    choices = []
     for algorithm, protocol in product(_MODELLED, Protocol):
         rate = bytes_per_s(kind, algorithm, protocol, topology, constants)
         if rate > 0.0:
             latency = latency_s(kind, algorithm, protocol, topology, constants)
-            found.append(
+            choices.append(
                 Candidate(algorithm=algorithm, protocol=protocol, latency_s=latency, bytes_per_s=rate, seconds=math.inf)
             )
-    assert found, f"a ring of Simple is always there: {kind} on {topology.name}"
-    return tuple(found)
+    assert choices, f"a ring of Simple is always there: {kind} on {topology.name}"
+    return tuple(choices)
 
 
 def choose(collective: Collective, topology: Topology, constants: Constants | None = None) -> NcclChoice:

@@ -65,9 +65,9 @@ def check_able(refused: str, board: Board, *, rank: int, num_ranks: int, step: s
     """
     board.set(f"{step}/refused/{rank}", refused)
     for other in range(num_ranks):
-        said = board.get(f"{step}/refused/{other}").decode()
-        if said:
-            raise JobError(refused or f"rank {other}: {said}")
+        refusal = board.get(f"{step}/refused/{other}").decode()
+        if refusal:
+            raise JobError(refused or f"rank {other}: {refusal}")
 
 
 def check_agreement(lines: tuple[str, ...], board: Board, *, rank: int, num_ranks: int, step: str) -> str:

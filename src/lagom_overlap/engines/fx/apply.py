@@ -33,10 +33,10 @@ def apply_rewrites(
     Raises:
         JobError: if the plan is for another graph or world size, or asks for what cannot be done to it.
     """
-    made = copy.deepcopy(module)
-    rewrite_graph(made.graph, iteration, rewrites, groups)
-    made.recompile()
-    return made
+    copied = copy.deepcopy(module)
+    rewrite_graph(copied.graph, iteration, rewrites, groups)
+    copied.recompile()
+    return copied
 
 
 def rewrite_graph(graph: fx.Graph, iteration: Iteration, rewrites: Sequence[Rewrite], groups: Groups) -> None:

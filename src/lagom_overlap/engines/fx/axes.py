@@ -51,15 +51,15 @@ def call_axis(node: fx.Node, axis: int, ops: Mapping[str, Op]) -> CallAxis:
 
 def tensor_args(node: fx.Node) -> list[fx.Node]:
     """The tensors that a node reads, in the order of its arguments, repeated ones too."""
-    found: list[fx.Node] = []
+    nodes: list[fx.Node] = []
 
     def note(arg: fx.Node) -> fx.Node:
         if isinstance(arg.meta.get("val"), torch.Tensor):
-            found.append(arg)
+            nodes.append(arg)
         return arg
 
     fx.map_arg((node.args, node.kwargs), note)
-    return found
+    return nodes
 
 
 def _rule(node: fx.Node) -> ShardRule | None:

@@ -59,14 +59,14 @@ def _replace(graph: fx.Graph, node: fx.Node) -> None:
 
 def _waits(node: fx.Node) -> list[tuple[int, fx.Node]]:
     """The waits of a call's results, each with the number of its tensor."""
-    found: list[tuple[int, fx.Node]] = []
+    waits: list[tuple[int, fx.Node]] = []
     for element in node.users:
         if element.target is not getitem or not all(is_wait(user) for user in element.users):
             raise JobError(f"collective {op_name(node)!r} is used before it is awaited")
         number = element.args[1]
         assert isinstance(number, int), "an index"
-        found += [(number, waited) for waited in element.users]
-    return found
+        waits += [(number, waited) for waited in element.users]
+    return waits
 
 
 def _as_one(editor: Editor, node: fx.Node, kind: CollectiveKind, tensors: list[fx.Node]) -> list[fx.Node]:

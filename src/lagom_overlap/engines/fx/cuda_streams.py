@@ -87,7 +87,7 @@ class CudaStep:
         """Issues the step; its outputs, for which the current stream waits. The host waits for nothing."""
         streams = {_MAIN: self._device.current_stream(), **self._streams}
         begin = self._recorded(streams[_MAIN])
-        made = {node: _Made(value, _MAIN, begin) for node, value in zip(self._inputs, inputs, strict=True)}
+        values = {node: _Made(value, _MAIN, begin) for node, value in zip(self._inputs, inputs, strict=True)}
         left = dict(self._left)
         comms: dict[str, _Made] = {}
         reading: dict[int, _Made] = {}
@@ -95,32 +95,32 @@ class CudaStep:
             stream.wait_event(begin)
         for node in self._nodes:
             if is_wait(node):  # the reader waits, not the place in the graph
-                made[node] = made[node.all_input_nodes[0]]
+                values[node] = values[node.all_input_nodes[0]]
                 continue
             if _is_view(node):  # nothing runs: it is where its tensor is
-                whole = made[node.all_input_nodes[0]]
-                made[node] = _Made(self._evaluate(node, made), whole.stream, whole.event, whole.seen)
+                whole = values[node.all_input_nodes[0]]
+                values[node] = _Made(self._evaluate(node, values), whole.stream, whole.event, whole.seen)
             else:
                 where = stream_of(node) if is_collective(node) else _MAIN
-                read = [made[used] for used in node.all_input_nodes]
+                read = [values[used] for used in node.all_input_nodes]
                 read += [comms[name] for name in node.meta.get(WAITS, ()) if name in comms]
-                read += [reading[place] for place in self._overwritten(node, made) if place in reading]
+                read += [reading[place] for place in self._overwritten(node, values) if place in reading]
                 with self._device.stream(streams[where]):
                     for one in read:
                         self._await(one, where, streams)
-                    found = made[node] = _Made(self._evaluate(node, made), where)
+                    value_made = values[node] = _Made(self._evaluate(node, values), where)
                 if is_collective(node) or node in self._read_aside:
-                    found.event = self._recorded(streams[where])
+                    value_made.event = self._recorded(streams[where])
                 if is_collective(node):
-                    comms[op_name(node)] = found
-                    reading |= dict.fromkeys((place for one in read for place in _storages(one.value)), found)
+                    comms[op_name(node)] = value_made
+                    reading |= dict.fromkeys((place for one in read for place in _storages(one.value)), value_made)
             for used in node.all_input_nodes:
                 left[used] -= 1
                 if not left[used]:
-                    del made[used]
+                    del values[used]
         for node in self._output.all_input_nodes:
-            self._await(made[node], _MAIN, streams)
-        outputs = fx.map_arg(self._output.args[0], lambda node: made[node].value)
+            self._await(values[node], _MAIN, streams)
+        outputs = fx.map_arg(self._output.args[0], lambda node: values[node].value)
         return CudaRun(tuple(outputs) if isinstance(outputs, tuple | list) else (outputs,))
 
     def close(self) -> None:
@@ -171,11 +171,11 @@ def _is_view(node: fx.Node) -> bool:
 
 def _read_aside(graph: fx.Graph) -> set[fx.Node]:
     """The nodes that a collective reads, also through views."""
-    found: set[fx.Node] = set()
+    readers: set[fx.Node] = set()
     for node in reversed(graph.nodes):
-        if any(is_collective(user) or (_is_view(user) and user in found) for user in node.users):
-            found.add(node)
-    return found
+        if any(is_collective(user) or (_is_view(user) and user in readers) for user in node.users):
+            readers.add(node)
+    return readers
 
 
 def _storages(value: Any) -> list[int]:

@@ -67,12 +67,12 @@ def repeated(cut: GraphCut, times: int) -> GraphCut:
 
 def _runs(cut: GraphCut) -> list[tuple[int, int, int]]:
     """Stretches of one owner: (piece, start, length)."""
-    found, start = [], 0
+    runs, start = [], 0
     for piece, members in groupby(cut.owner):
         length = len(list(members))
-        found.append((piece, start, length))
+        runs.append((piece, start, length))
         start += length
-    return found
+    return runs
 
 
 def piece_of(editor: Editor, source: fx.Node, cut: GraphCut, piece: int) -> fx.Node:

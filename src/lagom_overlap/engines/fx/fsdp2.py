@@ -32,7 +32,7 @@ def sharded_units(model: nn.Module) -> dict[str, FSDPModule]:
             name = name.replace(wrapper, "")  # noqa: PLW2901  a name without wrappers
         names.setdefault(id(state), []).append(name)
         first.setdefault(id(state), module)
-    return {", ".join(found): first[state] for state, found in names.items()}
+    return {", ".join(unit_names): first[state] for state, unit_names in names.items()}
 
 
 def _has_parameters(state: Any) -> bool:
@@ -91,10 +91,10 @@ def setting_calls(
 
 
 def _call(module: FSDPModule, method: str, *arguments: object, **keywords: object) -> SettingCall:
-    found = getattr(module, method, None)
-    if found is None:
+    setter = getattr(module, method, None)
+    if setter is None:
         raise JobError(f"apply_fsdp2: this PyTorch has no FSDPModule.{method}; 2.13 has")
-    return partial(found, *arguments, **keywords)
+    return partial(setter, *arguments, **keywords)
 
 
 def _smaller_reductions(model: nn.Module) -> Iterator[SettingCall]:

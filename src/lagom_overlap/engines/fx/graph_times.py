@@ -46,7 +46,7 @@ def times_alone(graph: fx.Graph, iteration: Iteration, *, repeats: int = REPEATS
 def _times_here(graph: fx.Graph, iteration: Iteration, repeats: int) -> dict[str, float]:
     nodes = {node.name: node for node in graph.nodes}
     known: dict[object, float | None] = {}
-    found: dict[str, float] = {}
+    times_s: dict[str, float] = {}
     with torch.no_grad():
         for op in iteration.ops:
             node = nodes[op.name]
@@ -55,8 +55,8 @@ def _times_here(graph: fx.Graph, iteration: Iteration, repeats: int) -> dict[str
                 known[call] = _seconds(node, repeats)
             seconds = known[call]
             if seconds is not None:
-                found[op.name] = seconds
-    return found
+                times_s[op.name] = seconds
+    return times_s
 
 
 def _call_of(node: fx.Node) -> str:
@@ -107,5 +107,5 @@ def _example(value: Any) -> Any:
         return type(value)(_example(one) for one in value)
     if not isinstance(value, torch.Tensor):
         return value
-    made = torch.empty_strided(tuple(value.shape), value.stride(), dtype=value.dtype, device=value.device)
-    return made.uniform_(-1, 1) if value.dtype.is_floating_point and value.element_size() > 1 else made.zero_()
+    example = torch.empty_strided(tuple(value.shape), value.stride(), dtype=value.dtype, device=value.device)
+    return example.uniform_(-1, 1) if value.dtype.is_floating_point and value.element_size() > 1 else example.zero_()

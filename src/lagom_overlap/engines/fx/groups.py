@@ -51,9 +51,9 @@ class ProcessGroups:
         """See `Groups`."""
         key = (ranks, purpose)
         if key not in self._made:
-            made = dist.new_group(list(ranks), use_local_synchronization=True, group_desc=f"lagom {purpose}")
-            assert isinstance(made, dist.ProcessGroup), "this rank is a member"
-            self._made[key] = str(made.group_name)
+            group = dist.new_group(list(ranks), use_local_synchronization=True, group_desc=f"lagom {purpose}")
+            assert isinstance(group, dist.ProcessGroup), "this rank is a member"
+            self._made[key] = str(group.group_name)
         return self._made[key]
 
 

@@ -143,15 +143,15 @@ class Editor:
 
     def call_like(self, node: fx.Node, args: Any, kwargs: Any, *, name: str | None) -> fx.Node:  # FX arguments
         """A new node that does what `node` does, on other arguments."""
-        made = self.graph.create_node("call_function", node.target, args, kwargs)
+        node_made = self.graph.create_node("call_function", node.target, args, kwargs)
         if name is not None:
-            made.meta[OP_NAME] = name
+            node_made.meta[OP_NAME] = name
         if "stack_trace" in node.meta:
-            made.meta["stack_trace"] = node.meta["stack_trace"]
+            node_made.meta["stack_trace"] = node.meta["stack_trace"]
         values, named = fx.map_arg((args, kwargs), lambda used: used.meta["val"])
         with self._mode:
-            made.meta["val"] = node.target(*values, **named)  # type: ignore[operator]  # an operator
-        return made
+            node_made.meta["val"] = node.target(*values, **named)  # type: ignore[operator]  # an operator
+        return node_made
 
     def collective(self, what: FxCollective, source: fx.Node, group_size: int, *, name: str | None = None) -> fx.Node:
         """The wait of a new collective over `group_size` ranks that does what `what` does on `source`."""

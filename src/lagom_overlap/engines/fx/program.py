@@ -40,27 +40,27 @@ class LoadedProgram:
         """
         try:
             with torch.enable_grad():
-                found = capture_step(self.step, self.inputs, name=name)
+                captured_step = capture_step(self.step, self.inputs, name=name)
         except LagomError:
             raise
         except Exception as error:
             raise JobError(f"program {str(self.script)!r} cannot be traced: {type(error).__name__}: {error}") from error
-        if any(str(node.target).startswith("c10d.") for node in found.graph_module.graph.nodes):
+        if any(str(node.target).startswith("c10d.") for node in captured_step.graph_module.graph.nodes):
             raise JobError(
                 f"program {str(self.script)!r} cannot be planned as a graph: a module in it runs its collectives in "
                 f"hooks (FSDP2, DDP), on process groups that no graph can name; let {name}() return a TrainingStep"
             )
-        return found
+        return captured_step
 
 
 def capture_step(step: Callable[..., Any], inputs: Sequence[Any], *, name: str) -> FxCapture:
     """The graph of a step, its collectives each of one tensor; nothing is computed or sent."""
-    found = capture_fx(step, inputs, name=name, is_fake=True)
-    if not one_tensor_each(found.graph_module.graph):
-        return found
-    found.graph_module.recompile()
-    capture = capture_graph(found.graph_module, num_ranks=dist.get_world_size(), name=name)
-    return replace(found, capture=capture)
+    captured_graph = capture_fx(step, inputs, name=name, is_fake=True)
+    if not one_tensor_each(captured_graph.graph_module.graph):
+        return captured_graph
+    captured_graph.graph_module.recompile()
+    capture = capture_graph(captured_graph.graph_module, num_ranks=dist.get_world_size(), name=name)
+    return replace(captured_graph, capture=capture)
 
 
 class TrainingStepError(JobError):
@@ -89,19 +89,19 @@ def load_program(script: Path, function: str) -> LoadedProgram:
     try:
         with torch.enable_grad():
             spec.loader.exec_module(module)
-            made = getattr(module, function, None)
-            declared = getattr(made, "__annotations__", {}).get("return")
-            if callable(made) and declared in (TrainingStep, TrainingStep.__name__):
-                raise TrainingStepError(f"{where}: {function}()", made)
-            returned = made() if callable(made) else None
+            build = getattr(module, function, None)
+            declared = getattr(build, "__annotations__", {}).get("return")
+            if callable(build) and declared in (TrainingStep, TrainingStep.__name__):
+                raise TrainingStepError(f"{where}: {function}()", build)
+            returned = build() if callable(build) else None
     except TrainingStepError:
         raise
     except (Exception, SystemExit) as error:
         raise JobError(f"{where} failed: {type(error).__name__}: {error}") from error
-    if made is None:
+    if build is None:
         raise JobError(f"{where} has no function {function!r}")
     if isinstance(returned, TrainingStep):
-        raise TrainingStepError(f"{where}: {function}()", made)
+        raise TrainingStepError(f"{where}: {function}()", build)
     if not (isinstance(returned, tuple) and len(returned) == 2 and callable(returned[0])):
         raise JobError(f"{where}: {function}() must return (step, inputs), it returned {type(returned).__name__}")
     step, inputs = returned

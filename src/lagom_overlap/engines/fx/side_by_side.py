@@ -83,15 +83,15 @@ def rates_side_by_side(
             first.setdefault(shape, node)
             spent[shape] = spent.get(shape, 0.0) + seconds[op_name(node)]
     chosen = sorted(spent, key=lambda shape: -spent[shape])[:MAX_COLLECTIVES]
-    found: dict[object, float] = {}
+    rates: dict[object, float] = {}
     with ThreadPoolExecutor(max_workers=1, initializer=torch.set_grad_enabled, initargs=(False,)) as stream:
         for shape in chosen:
             work = _computations_behind(first[shape], nodes, seconds)
             if work:
                 collective = _call(first[shape], values)
                 computations = [_call(node, values) for node in work]
-                found[shape] = _measured(collective, computations, stream, ranks, REPEATS * repeats).rate()
-    return {name: found[shape] for name, shape in shapes.items() if shape in found}
+                rates[shape] = _measured(collective, computations, stream, ranks, REPEATS * repeats).rate()
+    return {name: rates[shape] for name, shape in shapes.items() if shape in rates}
 
 
 def _computations_behind(collective: fx.Node, nodes: Sequence[fx.Node], seconds: Mapping[str, float]) -> list[fx.Node]:
@@ -102,13 +102,13 @@ def _computations_behind(collective: fx.Node, nodes: Sequence[fx.Node], seconds:
     if not whole_s:
         return []
     behind *= min(8, 1 + int(wanted_s / whole_s))
-    found: list[fx.Node] = []
+    computations: list[fx.Node] = []
     for node in behind:
-        found.append(node)
+        computations.append(node)
         wanted_s -= seconds[op_name(node)]
         if wanted_s <= 0:
             break
-    return found
+    return computations
 
 
 def _call(node: fx.Node, values: Mapping[fx.Node, Any]) -> Callable[[], object]:

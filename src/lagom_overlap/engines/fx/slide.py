@@ -82,8 +82,8 @@ def slide(graph: fx.Graph, step: Slide, ops: Mapping[str, Op], groups: Groups) -
                 raise JobError(f"{op_name(node)!r}: its parts do not lie along the first dimension and are read whole")
             part = pieces.made[result][0]
             gather = FxCollective(CollectiveKind.ALL_GATHER, part, group)
-            made = editor.collective(gather, part, num_ranks, name=gather_name(step, op_name(node)))
-            result.replace_all_uses_with(made)
+            gathered = editor.collective(gather, part, num_ranks, name=gather_name(step, op_name(node)))
+            result.replace_all_uses_with(gathered)
         for old in dict.fromkeys((ended(node) if is_collective(node) else node, node)):
             graph.erase_node(old)
 
@@ -144,9 +144,9 @@ def check_replicated(module: fx.GraphModule, inputs: Sequence[Any], gather: Call
             digest = _digest(getattr(module, str(node.target)) if node.op == "get_attr" else value)
         except (RuntimeError, TypeError) as error:  # torch's and numpy's, of a type without plain bytes
             digest, reason = 0, reason or f"input {number} ({node.name}) cannot be compared: {error}"
-        found = gather(digest)
+        digests = gather(digest)
         for ranks in groups:
-            other = next((rank for rank in ranks if found[rank] != found[ranks[0]]), None)
+            other = next((rank for rank in ranks if digests[rank] != digests[ranks[0]]), None)
             if other is not None:
                 reason = reason or (
                     f"the plan lets ranks work on parts of what input {number} ({node.name}) is part of, but ranks "

@@ -132,14 +132,14 @@ def part_of(editor: Editor, whole: fx.Node, cut: GraphCut, number: int, pieces: 
     if path is None:
         return cuts.piece_of(editor, whole, cut, number)
     maker, *views = path
-    made = pieces.cut[maker]
-    if made is None:
+    piece_nodes = pieces.cut[maker]
+    if piece_nodes is None:
         raise JobError(f"{op_name(maker)!r} makes summands, which cannot be worked on one by one")
     node = pieces.made[maker][number]
     for view in views:
-        made = cuts.after(view, made)
-        node = cuts.of_piece(editor, view, node, made, number)
-    if made != cut:
+        piece_nodes = cuts.after(view, piece_nodes)
+        node = cuts.of_piece(editor, view, node, piece_nodes, number)
+    if piece_nodes != cut:
         raise JobError(f"{op_name(maker)!r} is cut otherwise than what follows needs")
     return node
 
@@ -173,7 +173,7 @@ class Chains:
 
     def cut_before(self, chain: Sequence[ChainLink], wanted: dict[fx.Node, GraphCut], pieces: Pieces) -> None:
         """Cuts what leads to a tensor; `wanted` is how each tensor has to come out."""
-        found: list[tuple[fx.Node, CallAxis, tuple[int, ...]]] = []
+        producers: list[tuple[fx.Node, CallAxis, tuple[int, ...]]] = []
         for node, number in reversed(self.in_order(chain)):
             axis = call_axis(node, number, self._ops)
             cut = self._wanted_of(node, wanted)
@@ -186,8 +186,8 @@ class Chains:
                 for arg, dim in zip(axis.args, axis.dims, strict=True)
                 if dim is not None
             )
-            found.append((node, axis, cut.owner))
-        for node, axis, owner in reversed(found):
+            producers.append((node, axis, cut.owner))
+        for node, axis, owner in reversed(producers):
             self._cut(node, axis, owner, pieces)
 
     def cut_after(self, chain: Sequence[ChainLink], pieces: Pieces) -> None:
@@ -231,14 +231,14 @@ class Chains:
         """Makes the pieces of one member."""
         if isinstance(axis.combine, Reduce) and node.target not in _LINEAR:
             raise JobError(f"{op_name(node)!r} is {node.target}: its pieces along what it sums over cannot be summed")
-        made = []
+        cut_nodes = []
         for number in range(max(owner) + 1):
             parts = [
                 arg if dim is None else part_of(self._editor, arg, GraphCut(dim, owner), number, pieces)
                 for arg, dim in zip(axis.args, axis.dims, strict=True)
             ]
-            made.append(self.like(node, parts, f"{op_name(node)}#{number}"))
-        pieces.made[node] = made
+            cut_nodes.append(self.like(node, parts, f"{op_name(node)}#{number}"))
+        pieces.made[node] = cut_nodes
         pieces.cut[node] = GraphCut(axis.combine.dim, owner) if isinstance(axis.combine, Gather) else None
 
     def like(self, node: fx.Node, tensors: Sequence[fx.Node], name: str) -> fx.Node:
@@ -274,15 +274,15 @@ def results_of(whole: fx.Node) -> list[fx.Node]:
 
 
 def _join(editor: Editor, result: fx.Node, name: str, whole: fx.Node, pieces: Pieces) -> fx.Node:
-    made, cut = pieces.made[whole], pieces.cut[whole]
+    joined, cut = pieces.made[whole], pieces.cut[whole]
     if result is not whole:
-        made = [editor.call(getitem, piece, result.args[1]) for piece in made]
+        joined = [editor.call(getitem, piece, result.args[1]) for piece in joined]
         name = name if result.args[1] == 0 else f"{name}.{result.args[1]}"
     if cut is None:
-        return editor.summed(made)
+        return editor.summed(joined)
     if value_of(result).shape[cut.dim] != len(cut.owner):
         raise JobError(f"{op_name(whole)!r} cannot be cut: its result {result.name!r} does not lie along the cut")
-    return cuts.joined(editor, made, cut, name=name)
+    return cuts.joined(editor, joined, cut, name=name)
 
 
 def drop_unused_views(node: fx.Node) -> None:

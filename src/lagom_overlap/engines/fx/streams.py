@@ -290,13 +290,13 @@ def _feeders(nodes: Sequence[fx.Node]) -> dict[fx.Node, tuple[fx.Node, ...]]:
 
 def _behind(node: fx.Node, among: set[fx.Node], taken: set[fx.Node]) -> list[fx.Node]:
     """The members of `among` that a node needs and nobody took yet, inputs first."""
-    found: list[fx.Node] = []
+    nodes: list[fx.Node] = []
     for used in node.all_input_nodes:
         if used in among and used not in taken:
-            found += _behind(used, among, taken)
+            nodes += _behind(used, among, taken)
             taken.add(used)
-            found.append(used)
-    return found
+            nodes.append(used)
+    return nodes
 
 
 def stream_of(node: fx.Node) -> str:

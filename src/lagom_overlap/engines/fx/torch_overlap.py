@@ -43,13 +43,13 @@ def own_scheduler() -> Callable[..., Any]:
         BackendError: if it has none, or one with other arguments.
     """
     try:
-        found: Callable[..., Any] = getattr(import_module(_MODULE), _FUNCTION)
+        scheduler: Callable[..., Any] = getattr(import_module(_MODULE), _FUNCTION)
     except (ImportError, AttributeError):
         raise BackendError(f"PyTorch {torch.__version__} has no {_MODULE}.{_FUNCTION}") from None
-    missing = {*_SETTINGS, "custom_runtime_estimation"} - set(inspect.signature(found).parameters)
+    missing = {*_SETTINGS, "custom_runtime_estimation"} - set(inspect.signature(scheduler).parameters)
     if missing:
         raise BackendError(f"PyTorch {torch.__version__}: its overlap scheduler takes no {min(missing)}")
-    return found
+    return scheduler
 
 
 def own_order(module: fx.GraphModule, iteration: Iteration, seconds: Mapping[str, float]) -> Reorder:
@@ -61,7 +61,7 @@ def own_order(module: fx.GraphModule, iteration: Iteration, seconds: Mapping[str
         BackendError: if PyTorch has no such scheduler, or it fails.
     """
     schedule = own_scheduler()
-    made = copy.deepcopy(module)
+    copied = copy.deepcopy(module)
 
     def milliseconds(node: fx.Node, override_size: int | None = None) -> float:
         whole_ms = 1e3 * seconds.get(str(node.meta.get(OP_NAME)), 0.0)
@@ -75,7 +75,7 @@ def own_order(module: fx.GraphModule, iteration: Iteration, seconds: Mapping[str
     try:
         if stock is not None:
             setattr(owner, _ROOFLINE, milliseconds)
-        made = schedule(made, custom_runtime_estimation=milliseconds, **_SETTINGS)
+        copied = schedule(copied, custom_runtime_estimation=milliseconds, **_SETTINGS)
     except Exception as error:
         raise BackendError(f"PyTorch's overlap scheduler failed: {type(error).__name__}: {error}") from None
     finally:
@@ -83,7 +83,7 @@ def own_order(module: fx.GraphModule, iteration: Iteration, seconds: Mapping[str
             setattr(owner, _ROOFLINE, stock)
     order, waits, waited = [], [], list[str]()
     comms = {op.name for op in iteration.comms}
-    for node in made.graph.nodes:
+    for node in copied.graph.nodes:
         if is_wait(node) and OP_NAME in node.all_input_nodes[0].meta:
             waited.append(op_name(node.all_input_nodes[0]))
         elif OP_NAME in node.meta:

@@ -175,9 +175,9 @@ def _timed(step: TrainingStep, ranks: Ranks, seed: int) -> tuple[float, list[tor
 
 def _state(step: TrainingStep) -> list[torch.Tensor]:
     """This rank's parameters, and the gradients that no optimizer has cleared."""
-    found = []
+    tensors = []
     for parameter in step.model.parameters():
         for value in (parameter.detach(), parameter.grad):
             if value is not None:
-                found.append(value.to_local() if isinstance(value, DTensor) else value)
-    return found
+                tensors.append(value.to_local() if isinstance(value, DTensor) else value)
+    return tensors

@@ -86,9 +86,9 @@ class NcclLibrary:
                 "torch has loaded no libnccl.so.2; name one with --library" if path is None else f"{path} is no NCCL"
             )
             raise BackendError(f"{where}: {error}") from error
-        found = ctypes.c_int()
-        self.call("ncclGetVersion", ctypes.byref(found))
-        self.code = found.value
+        version = ctypes.c_int()
+        self.call("ncclGetVersion", ctypes.byref(version))
+        self.code = version.value
 
     @property
     def version(self) -> NcclVersion:

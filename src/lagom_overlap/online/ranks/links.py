@@ -162,12 +162,12 @@ class Links:
             if other < 0:
                 continue
             # A key for each edge of the tree, named after its lower end.
-            said = self._store.compare_set(f"presence/{max(other, self._rank)}", "", text)
-            if said == text.encode():
+            answer = self._store.compare_set(f"presence/{max(other, self._rank)}", "", text)
+            if answer == text.encode():
                 self._expected.add(other)
                 continue
             with suppress(OSError, msgspec.MsgspecError):  # there is no connection to that one
-                self._connect(other, msgspec.json.decode(said, type=Address), store_at)
+                self._connect(other, msgspec.json.decode(answer, type=Address), store_at)
         self._stop_listening_when_all_came()
 
     def work(self, timeout_s: float | None) -> None:

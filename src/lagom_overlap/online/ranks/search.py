@@ -174,12 +174,12 @@ class Search:
 
     def contest(self) -> ContestResult | None:
         """Each of several tuners against the default, once all is over; None where there is one tuner."""
-        found = self.study.contenders
-        if not found:
+        contenders = self.study.contenders
+        if not contenders:
             return None
         searches = [entry for entry in self.study.entries if entry.step.kind is StepKind.SEARCH]
         rows, at = [], 0
-        for each in found:
+        for each in contenders:
             own, at = searches[at : at + each.num_measurements], at + each.num_measurements
             changed = {n: a for n, a in each.assignments.items() if a != self.job.default[n]}
             rows.append(

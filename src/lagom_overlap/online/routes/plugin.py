@@ -126,15 +126,15 @@ class PluginRoute:
         version = max(known.abi_version for known in self._known.values())
         usable = self._connections.usable(key.communicator, offered)
         known = next((known for known in self._several() if _name(known) == key.communicator), None)
-        found = None
+        allowed = None
         if self._maps is not None and known is not None:
-            found = self._maps.of(num_ranks=known.num_ranks, num_nodes=known.num_nodes)
+            allowed = self._maps.of(num_ranks=known.num_ranks, num_nodes=known.num_nodes)
         channels = channels_within(grid)
         num_nodes = 0 if known is None else known.num_nodes
         if self._runs_uneven_gathers and may_be_uneven(key.kind, offered, num_nodes):
             channels = ()
         try:
-            space = tuner_space(usable, version, kind=key.kind, capabilities=found, num_channels=channels)
+            space = tuner_space(usable, version, kind=key.kind, capabilities=allowed, num_channels=channels)
         except SpaceError as error:
             _log.warning("%s of %d bytes is left alone: %s", key.kind, key.num_bytes, error)
             return None

@@ -132,9 +132,9 @@ def step_record(
     if timed is not None:
         some = [call for call in timed if call.num_bytes >= least_bytes]
         grouped = _grouped(large, timed, least_bytes)
-        for told, calls in ((large, some), (keys, timed), (large, grouped), (keys, _shared(keys, timed))):
-            if len(told) == len(calls) and all(_is_same(k, c) for k, c in zip(told, calls, strict=True)):
-                pairs = [(k, c) for k, c in zip(told, calls, strict=True) if k.num_bytes >= least_bytes]
+        for known_by, calls in ((large, some), (keys, timed), (large, grouped), (keys, _shared(keys, timed))):
+            if len(known_by) == len(calls) and all(_is_same(k, c) for k, c in zip(known_by, calls, strict=True)):
+                pairs = [(k, c) for k, c in zip(known_by, calls, strict=True) if k.num_bytes >= least_bytes]
                 return StepRecord(duration_s=duration_s, calls=tuple(_record(k, c) for k, c in pairs))
     untimed = tuple(CallRecord(key=key, issued_s=0.0, begun_s=0.0, ended_s=0.0) for key in large)
     return StepRecord(duration_s=duration_s, calls=untimed, is_timed=False)

@@ -404,7 +404,7 @@ def _kernels(calls: Sequence[ProfiledCollective]) -> list[ProfiledCollective]:
     members: dict[tuple[object, ...], list[ProfiledCollective]] = defaultdict(list)
     for place, call in enumerate(sorted(calls, key=lambda call: (call.launched_ns, call.call))):
         members[call.comm_id, call.kind, call.launch or -place - 1].append(call)
-    return [_as_one(found) for found in members.values()]
+    return [_as_one(events) for events in members.values()]
 
 
 def _as_one(calls: Sequence[ProfiledCollective]) -> ProfiledCollective:

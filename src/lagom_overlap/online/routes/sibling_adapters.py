@@ -96,8 +96,8 @@ def attach_all_to_all(route: SiblingRoute) -> None:
         is_even = all(sizes is None or len(sizes) == 0 for sizes in (output_split_sizes, input_split_sizes))
         if is_even and not torch.compiler.is_compiling() and isinstance(input, torch.Tensor):
             group = route.group_for(CollectiveKind.ALL_TO_ALL, _num_bytes(input), group)
-        found: dist.Work | None = original(output, input, output_split_sizes, input_split_sizes, group, async_op)
-        return found
+        work: dist.Work | None = original(output, input, output_split_sizes, input_split_sizes, group, async_op)
+        return work
 
     dist.all_to_all_single = all_to_all_single
 

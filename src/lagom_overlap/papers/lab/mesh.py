@@ -61,8 +61,8 @@ class WorkersMesh:
         while missing:
             connection, _ = listener.accept()
             connection.settimeout(CONNECT_TIMEOUT_S)
-            said, channel, peer = _HELLO.unpack(_received(connection, _HELLO.size))
-            known = hmac.compare_digest(said, token) and peer in expected and channel < len(self.sockets)
+            greeting, channel, peer = _HELLO.unpack(_received(connection, _HELLO.size))
+            known = hmac.compare_digest(greeting, token) and peer in expected and channel < len(self.sockets)
             if known and self.sockets[channel][peer] is None:
                 self.sockets[channel][peer] = _prepared(connection)
                 missing -= 1

@@ -47,10 +47,10 @@ def run_reproduce(
     if what not in (*CHAPTERS, ALL):
         raise UnknownNameError.among("figure", what, (*CHAPTERS, ALL))
     chapters = CHAPTERS if what == ALL else (what,)
-    found, done = _Found(), list[str]()
+    reproduced, done = _Found(), list[str]()
     try:
         for chapter in chapters:
-            found.add(_chapter(chapter, profiles, seed, note))
+            reproduced.add(_chapter(chapter, profiles, seed, note))
             done.append(chapter)
     except KeyboardInterrupt:
         if not done:
@@ -59,11 +59,11 @@ def run_reproduce(
         chapters=tuple(done),
         date=utc_now(),
         seed=seed,
-        lines=tuple(found.lines),
-        surfaces=tuple(found.surfaces),
-        curves=tuple(found.curves),
-        cases=tuple(found.cases),
-        bars=tuple(found.bars),
+        lines=tuple(reproduced.lines),
+        surfaces=tuple(reproduced.surfaces),
+        curves=tuple(reproduced.curves),
+        cases=tuple(reproduced.cases),
+        bars=tuple(reproduced.bars),
         profile_labels={name: load_profile(name).label for name in profiles},
     )
 

@@ -57,8 +57,8 @@ def run_printed(group: OverlapGroup, model: ContentionModel) -> tuple[PrintedEnd
             num += 1
             probe = run.send(backend.measure(problem.group, probe.assignment))
     except StopIteration as end:
-        found: PrintedEnd = end.value
-        return found, num
+        end_of_search: PrintedEnd = end.value
+        return end_of_search, num
 
 
 def _searched_lines(profile: str, found: Mapping[str, Searched]) -> list[Line]:
@@ -140,7 +140,7 @@ def convergence(profile: str, seed: int) -> tuple[list[Curve], list[Line]]:
     """Best makespan by measurement in pattern 2, measurements by number of collectives, and the paper's sentences."""
     model = model_of("a40_nvlink", profile, 1)
     second = patterns()[1]
-    found = {name: search(name, (second,), model, seed) for name in TUNERS}
+    searches = {name: search(name, (second,), model, seed) for name in TUNERS}
     counts = {
         name: tuple(search(name, (_widened(second, n),), model, seed).num_measurements for n in COUNTS)
         for name in TUNERS
@@ -150,8 +150,8 @@ def convergence(profile: str, seed: int) -> tuple[list[Curve], list[Line]]:
             name=label,
             profile=profile,
             kind="8c",
-            x=tuple(float(n + 1) for n in range(len(found[name].best_s))),
-            y=tuple(value / second.count / MS for value in found[name].best_s),
+            x=tuple(float(n + 1) for n in range(len(searches[name].best_s))),
+            y=tuple(value / second.count / MS for value in searches[name].best_s),
         )
         for name, label in TUNERS.items()
     ]
@@ -166,7 +166,7 @@ def convergence(profile: str, seed: int) -> tuple[list[Curve], list[Line]]:
         for name, label in TUNERS.items()
     ]
     return curves, [
-        *_searched_lines(profile, found),
+        *_searched_lines(profile, searches),
         *_counts_lines(profile, counts),
         *_printed_lines(profile, model),
     ]

@@ -131,12 +131,12 @@ def fetch(wanted: Sequence[Dataset], note: Callable[[str], None] = lambda _: Non
         DataError: if a source cannot be reached or sends something else; what came before it stays.
         OutputError: if the cache cannot be written.
     """
-    found = []
+    rows = []
     for dataset in wanted:
         known = look_up(dataset)
         url = dataset.url
         if known.state is DatasetState.HERE or url is None:
-            found.append(known)
+            rows.append(known)
             continue
         note(f"{dataset.name}: {url}")
         target = cache_root() / dataset.path
@@ -146,8 +146,8 @@ def fetch(wanted: Sequence[Dataset], note: Callable[[str], None] = lambda _: Non
         except OSError as error:
             raise OutputError(f"cannot write {str(target.parent)!r}: {error.strerror}") from None
         write_private(target, content)
-        found.append(FoundDataset(dataset=dataset, state=DatasetState.FETCHED, path=target))
-    return tuple(found)
+        rows.append(FoundDataset(dataset=dataset, state=DatasetState.FETCHED, path=target))
+    return tuple(rows)
 
 
 def download(url: str, dataset: Dataset) -> bytes:

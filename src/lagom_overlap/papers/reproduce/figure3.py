@@ -84,13 +84,19 @@ def _sweeps(profile: str) -> tuple[ReproducedSurface, list[Curve]]:
     by_channels = [point.at(n, 16 * KIB) for n in CHANNELS]
     by_slice = [point.at(4, size) for size in SLICES]
     curves = []
-    for kind, places, found in (
+    for kind, places, points in (
         ("3b", tuple(float(n) for n in CHANNELS), by_channels),
         ("3c", tuple(size / KIB for size in SLICES), by_slice),
     ):
         curves += [
-            Curve(name="communication (ms)", profile=profile, kind=kind, x=places, y=tuple(x / MS for x, _ in found)),
-            Curve(name="computation / alone", profile=profile, kind=kind, x=places, y=tuple(y for _, y in found)),
+            Curve(
+                name="communication (ms)",
+                profile=profile,
+                kind=kind,
+                x=places,
+                y=tuple(x / MS for x, _ in points),
+            ),
+            Curve(name="computation / alone", profile=profile, kind=kind, x=places, y=tuple(y for _, y in points)),
         ]
     return surface, curves
 

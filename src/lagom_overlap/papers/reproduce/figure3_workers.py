@@ -84,16 +84,16 @@ def _measured(backend: Backend, setting: Setting) -> Measurement:
 
 def _sweep(backend: Backend, seed: int, note: Callable[[str], None]) -> dict[Setting, _Point]:
     settings = [(wait, n, chunk) for wait in WAITS for n in CHANNELS for chunk in CHUNKS]
-    found: dict[Setting, list[Measurement]] = {setting: [] for setting in settings}
+    measurements: dict[Setting, list[Measurement]] = {setting: [] for setting in settings}
     for number in range(ROUNDS):
         note(f"fig3 on workers: round {number + 1} of {ROUNDS}, {len(settings)} settings")
         order = list(settings)
         Random(f"{seed}/fig3/{number}").shuffle(order)
         for setting in order:
-            found[setting].append(_measured(backend, setting))
+            measurements[setting].append(_measured(backend, setting))
     return {
         setting: _Point(median(m.comm_s[0] for m in runs), median(m.comp_s for m in runs))
-        for setting, runs in found.items()
+        for setting, runs in measurements.items()
     }
 
 
@@ -107,14 +107,24 @@ def _pictures(wait: Protocol, points: Mapping[Setting, _Point]) -> tuple[Reprodu
         values=tuple(tuple(points[wait, n, chunk].comp_s / least for n in CHANNELS) for chunk in CHUNKS),
     )
     curves = []
-    for kind, places, found in (
+    for kind, places, measurements in (
         ("3b", tuple(float(n) for n in CHANNELS), [points[wait, n, CHUNKS[0]] for n in CHANNELS]),
         ("3c", tuple(chunk / KIB for chunk in CHUNKS), [points[wait, 1, chunk] for chunk in CHUNKS]),
     ):
         curves += [
-            Curve(name="communication (ms)", profile=name, kind=kind, x=places, y=tuple(p.comm_s / MS for p in found)),
             Curve(
-                name="computation / least", profile=name, kind=kind, x=places, y=tuple(p.comp_s / least for p in found)
+                name="communication (ms)",
+                profile=name,
+                kind=kind,
+                x=places,
+                y=tuple(p.comm_s / MS for p in measurements),
+            ),
+            Curve(
+                name="computation / least",
+                profile=name,
+                kind=kind,
+                x=places,
+                y=tuple(p.comp_s / least for p in measurements),
             ),
         ]
     return surface, curves

@@ -58,8 +58,8 @@ def tail_seconds(step: PaperStep, model: ContentionModel) -> float:
 def _step_times(step: PaperStep, model: ContentionModel, seed: int) -> _StepTimes:
     groups = find_overlap_groups(step.iteration)
     default = overlap_metrics(simulate_iteration(step.iteration, {}, model))
-    found = {tuner: search(tuner, groups, model, seed) for tuner in ("autoccl", "lagom")}
-    assignments = {tuner: searched.assignments for tuner, searched in found.items()}
+    searches = {tuner: search(tuner, groups, model, seed) for tuner in ("autoccl", "lagom")}
+    assignments = {tuner: searched.assignments for tuner, searched in searches.items()}
     assignments["best"] = {group.name: best_assignment(group, model) for group in groups}
     times = {
         name: simulate_iteration(step.iteration, configs_by_name(step.iteration, groups, chosen), model).makespan_s
@@ -71,8 +71,8 @@ def _step_times(step: PaperStep, model: ContentionModel, seed: int) -> _StepTime
         lagom_s=times["lagom"],
         best_s=min(default.makespan_s, *times.values()),
         hidden_share=default.overlap_ratio,
-        autoccl_measurements=found["autoccl"].num_measurements,
-        lagom_measurements=found["lagom"].num_measurements,
+        autoccl_measurements=searches["autoccl"].num_measurements,
+        lagom_measurements=searches["lagom"].num_measurements,
     )
 
 
@@ -85,7 +85,7 @@ def cases(
 ) -> list[Case]:
     """One case per row of Table 2 and cluster."""
     known: dict[PaperWorkload, _StepTimes] = {}
-    found = []
+    cases_made = []
     for workload in load_table2() if workloads is None else workloads:
         note(f"fig7, {profile}: {workload.name} on {workload.cluster}")
         step, model = step_of(workload, assumed), model_of(workload.cluster, profile, assumed=assumed)
@@ -95,7 +95,7 @@ def cases(
         if same not in known:
             known[same] = _step_times(step, model, seed)
         times, tail_s = known[same], tail_seconds(step, model)
-        found.append(
+        cases_made.append(
             Case(
                 workload=workload.name,
                 strategy=workload.strategy,
@@ -110,7 +110,7 @@ def cases(
                 lagom_measurements=times.lagom_measurements,
             )
         )
-    return found
+    return cases_made
 
 
 _TAKEN = "Table 2's models and batches, the clusters; Eq. 5's form"
@@ -136,15 +136,15 @@ _LETTERS: Final = {"a40_nvlink": "A", "a40_pcie": "B"}
 
 def _bounds(held: Sequence[Case]) -> str:
     """What the default hides on each cluster, and what that leaves to win."""
-    said = []
+    parts = []
     for cluster in dict.fromkeys(case.cluster for case in held):
         shares = [case.hidden_share for case in held if case.cluster == cluster]
         exposed = sum(share < _HIDDEN for share in shares)
         left = "only contention is left to win" if not exposed else "what is exposed goes at the link's rate already"
         few = f", below {format_percent(_HIDDEN, 0)} in {exposed} of {len(shares)} cases" if exposed else ""
         spanned = f"{100 * min(shares):.0f} to {100 * max(shares):.0f} %"
-        said.append(f"on {_LETTERS.get(cluster, cluster)} the default hides {spanned} of communication{few}: {left}")
-    words = "; ".join(said)
+        parts.append(f"on {_LETTERS.get(cluster, cluster)} the default hides {spanned} of communication{few}: {left}")
+    words = "; ".join(parts)
     return f"{words[:1].upper()}{words[1:]}."
 
 
@@ -168,7 +168,7 @@ def _of_fsdp(held: Sequence[Case]) -> list[Line]:
     autoccl = [case.autoccl for case in held]
     num_slower = sum(ratio < 0.999 for ratio in autoccl)
     line = partial(Line, figure="fig7", profile=held[0].profile, taken=_TAKEN)
-    found = [
+    lines_of_fsdp = [
         _ranged("FSDP: Lagom over NCCL", (1.10, 1.33), held, [case.lagom for case in held], _WHY_FSDP),
         line(
             what="FSDP: AutoCCL can end slower than NCCL",
@@ -180,7 +180,7 @@ def _of_fsdp(held: Sequence[Case]) -> list[Line]:
     ]
     on_a, on_b = ([case.lagom for case in held if case.cluster == name] for name in ("a40_nvlink", "a40_pcie"))
     if on_a and on_b:
-        found.append(
+        lines_of_fsdp.append(
             line(
                 what="FSDP: Lagom gains more on cluster A (NVLink) than on B",
                 published="yes",
@@ -191,26 +191,26 @@ def _of_fsdp(held: Sequence[Case]) -> list[Line]:
                 why=f"As the paper says, NCCL takes more channels on NVLink (8 against 4 in a node). {_bounds(held)}",
             )
         )
-    return found
+    return lines_of_fsdp
 
 
 def lines(held: Sequence[Case]) -> list[Line]:
     """The paper's sentences about Fig. 7, from the cases of one profile."""
     of = {strategy: [case for case in held if case.strategy == strategy] for strategy in PaperStrategy}
-    found = _of_fsdp(of[PaperStrategy.FSDP]) if of[PaperStrategy.FSDP] else []
+    lines_made = _of_fsdp(of[PaperStrategy.FSDP]) if of[PaperStrategy.FSDP] else []
     for strategy, published in ((PaperStrategy.TP, (1.08, 1.16)), (PaperStrategy.EP, (1.07, 1.08))):
         if of[strategy]:
             ratios = [case.lagom for case in of[strategy]]
-            found.append(
+            lines_made.append(
                 _ranged(f"{strategy.upper()}: Lagom over NCCL", published, of[strategy], ratios, _bounds(of[strategy]))
             )
     if rest := [*of[PaperStrategy.TP], *of[PaperStrategy.EP]]:
         ratios = [case.autoccl for case in rest]
-        found.append(_ranged("TP and EP: AutoCCL over NCCL", (1.03, 1.09), rest, ratios, _WHY_AUTOCCL))
+        lines_made.append(_ranged("TP and EP: AutoCCL over NCCL", (1.03, 1.09), rest, ratios, _WHY_AUTOCCL))
     over = [case.autoccl_s / case.lagom_s for case in held]
-    found.append(_ranged("All: Lagom over AutoCCL (abstract)", (1.03, 1.27), held, over, _WHY_AUTOCCL))
+    lines_made.append(_ranged("All: Lagom over AutoCCL (abstract)", (1.03, 1.27), held, over, _WHY_AUTOCCL))
     ahead = [ratio >= 0.999 for ratio in over]
-    found.append(
+    lines_made.append(
         Line(
             figure="fig7",
             profile=held[0].profile,
@@ -222,4 +222,4 @@ def lines(held: Sequence[Case]) -> list[Line]:
             why=_WHY_BEHIND,
         )
     )
-    return found
+    return lines_made

@@ -149,10 +149,10 @@ def _own_choices(held: _Patterns, seed: int) -> tuple[list[SpeedupBar], list[Lin
 
 def figure8(profile: str, seed: int, assumed: Assumed = ASSUMED) -> tuple[list[SpeedupBar], list[Line]]:
     """Bars of both patterns and the paper's sentences."""
-    held = _Patterns(profile, assumed)
-    bars, lines = _published_configs(held)
-    own_bars, own_lines = _own_choices(held, seed)
-    return bars + own_bars, [*lines, *own_lines, _coverage(held)]
+    patterns = _Patterns(profile, assumed)
+    bars, lines = _published_configs(patterns)
+    own_bars, own_lines = _own_choices(patterns, seed)
+    return bars + own_bars, [*lines, *own_lines, _coverage(patterns)]
 
 
 def _coverage(held: _Patterns) -> Line:

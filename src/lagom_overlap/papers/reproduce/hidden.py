@@ -92,15 +92,15 @@ class SerialAndOverlapped:
 
 def iterations_by_kind(profile: str) -> dict[str, tuple[SerialAndOverlapped, ...]]:
     """By kind of communication, of every micro-batch."""
-    found = {}
+    iterations = {}
     for name, kind in _kinds(profile).items():
         rows = []
         for n in MICRO_BATCHES:
             serial = simulate_iteration(_one_by_one(kind.plain(_parts(n))), {}, kind.model)
             overlapped = simulate_iteration(kind.overlapped(_parts(n)), {}, kind.model)
             rows.append(SerialAndOverlapped(serial.makespan_s, overlap_metrics(serial).comm_s, overlapped.makespan_s))
-        found[name] = tuple(rows)
-    return found
+        iterations[name] = tuple(rows)
+    return iterations
 
 
 def _one_by_one(iteration: Iteration) -> Iteration:

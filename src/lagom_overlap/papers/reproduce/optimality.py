@@ -96,12 +96,12 @@ def optimality(profile: str) -> list[Line]:
         "pattern 2": (second, on_a),
         **{f"Fig. 5 at {tokens} tokens": (group_of_products(tokens), on_b) for tokens in TOKENS},
     }
-    found = {name: optimum(group, model) for name, (group, model) in groups.items()}
+    optima = {name: optimum(group, model) for name, (group, model) in groups.items()}
     words = [
         f"{name}: {_words(best)}, "
         + (f"condition {best.condition}" if best.condition else "none")
         + f" (X {'<' if sum(best.times.comm_s) < best.times.comp_s else '>='} Y)"
-        for name, best in found.items()
+        for name, best in optima.items()
     ]
     return [
         Line(
@@ -110,7 +110,7 @@ def optimality(profile: str) -> list[Line]:
             what="Section 3.4: an optimum satisfies one of three conditions",
             published="yes",
             ours="; ".join(words),
-            verdict=judge_cases([best.condition is not None for best in found.values()]),
+            verdict=judge_cases([best.condition is not None for best in optima.values()]),
             why="Where communication is hidden, minimal resources are not always the best: with a few channels more it"
             " ends sooner, and with it what it costs computation. The paper's Y grows with every resource.",
             taken="the conditions and the groups; Eq. 5's form",

@@ -39,10 +39,10 @@ def everywhere() -> tuple[Setting, ...]:
 
 def one_at_a_time() -> tuple[Setting, ...]:
     """What the figures assume, and each deviation alone."""
-    found = [FIRST]
+    assumptions = [FIRST]
     for place, values in enumerate(AXES.values()):
-        found += [(*FIRST[:place], value, *FIRST[place + 1 :]) for value in values if value != FIRST[place]]
-    return tuple(found)
+        assumptions += [(*FIRST[:place], value, *FIRST[place + 1 :]) for value in values if value != FIRST[place]]
+    return tuple(assumptions)
 
 
 def assumed_in(setting: Setting) -> Assumed:
@@ -73,9 +73,9 @@ class Region:
         """The verdict in words, and where it holds."""
         num = len(self.tried)
         parts = [
-            f"{word} in {len(held)} of {num}: {described(held, self.tried)}"
-            for word, held in (("reproduced", self.reproduced), ("direction only", self.direction))
-            if held
+            f"{word} in {len(places)} of {num}: {described(places, self.tried)}"
+            for word, places in (("reproduced", self.reproduced), ("direction only", self.direction))
+            if places
         ]
         return "; ".join(parts) or f"not reproduced in any of {num}"
 
@@ -114,19 +114,19 @@ def regions(found: Iterable[tuple[Setting, Sequence[Line]]]) -> list[Region]:
         for line in lines:
             by_line.setdefault((line.figure, line.profile, line.what), []).append((setting, line))
     result = []
-    for (figure, profile, what), held in by_line.items():
+    for (figure, profile, what), outcomes in by_line.items():
         of = {
-            verdict: tuple(setting for setting, line in held if line.verdict is verdict)
+            verdict: tuple(setting for setting, line in outcomes if line.verdict is verdict)
             for verdict in (ReproducedVerdict.REPRODUCED, ReproducedVerdict.DIRECTION)
         }
-        closest, nearest = min(held, key=_distance)
+        closest, nearest = min(outcomes, key=_distance)
         result.append(
             Region(
                 figure=figure,
                 profile=profile,
                 what=what,
                 published=nearest.published,
-                tried=tuple(setting for setting, _ in held),
+                tried=tuple(setting for setting, _ in outcomes),
                 reproduced=of[ReproducedVerdict.REPRODUCED],
                 direction=of[ReproducedVerdict.DIRECTION],
                 closest=closest,

@@ -19,9 +19,9 @@ def layer_costs(problem: PlanProblem, index: StepIndex) -> dict[int, LayerCosts]
     sums: dict[int, dict[str, float]] = {}
     for op in index.iteration.ops:
         if op.origin.phase in LAYER_PHASES and op.origin.layer is not None:
-            held = sums.setdefault(op.origin.layer, dict.fromkeys(LayerCosts.__dataclass_fields__, 0.0))
-            held[_field(op, gathers, gradients)] += problem.times.seconds(op)
-    return {layer: LayerCosts(**held) for layer, held in sums.items()}
+            layer_sums = sums.setdefault(op.origin.layer, dict.fromkeys(LayerCosts.__dataclass_fields__, 0.0))
+            layer_sums[_field(op, gathers, gradients)] += problem.times.seconds(op)
+    return {layer: LayerCosts(**layer_sums) for layer, layer_sums in sums.items()}
 
 
 def _field(op: Op, gathers: set[str], gradients: set[str]) -> str:

@@ -22,7 +22,7 @@ _RANDOM = ("bernoulli", "dropout", "exponential", "normal", "rand", "uniform")
 
 def evolutions(iteration: Iteration) -> tuple[Slide, ...]:
     """One step for each communicator with all-reduces behind which something can work on parts; each can be applied."""
-    found = []
+    states = []
     by_group: dict[str, list[CommOp]] = {}
     for op in iteration.comms:
         if op.collective.kind is CollectiveKind.ALL_REDUCE and op.collective.num_ranks > 1:
@@ -32,8 +32,8 @@ def evolutions(iteration: Iteration) -> tuple[Slide, ...]:
         reached = _reached(iteration, comms, links)
         step = Slide(reached, tuple(links.values())) if links and reached else None
         if step is not None and _can(iteration, step):
-            found.append(step)
-    return tuple(found)
+            states.append(step)
+    return tuple(states)
 
 
 def _behind(iteration: Iteration, comms: Iterable[CommOp]) -> dict[str, ChainLink]:

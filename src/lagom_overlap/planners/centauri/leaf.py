@@ -199,9 +199,9 @@ class Leaves:
             context = context_of(self._index, comm, axis, self._times.seconds, need)
             links = self._untaken(context.after, False) if gathers else self._untaken(context.before, True)
             covered = self._chain_s(links)
-            found = (covered < need, covered if covered >= need else -covered)
-            if found < key:
-                best, key = _Neighbours(axis, links), found
+            rank_of = (covered < need, covered if covered >= need else -covered)
+            if rank_of < key:
+                best, key = _Neighbours(axis, links), rank_of
         return best
 
     def _chain_s(self, links: Sequence[ChainLink]) -> float:
@@ -309,11 +309,11 @@ class Leaves:
             if choice.parts is Parts.INTRA_FIRST_FINER:
                 after = (None, None, 1)
             innermost = len(mesh) - 1
-            found = [
+            parts = [
                 CommPart(int(order[n] == innermost), seconds(one), float(choice.shares[n]), after[n])
                 for n, one in enumerate(ordered)
             ]
-            return found, (step,)
+            return parts, (step,)
         num_chunks = len(choice.shares)
         if comm.shards is None or comm.shards.sizes[axis] % num_chunks or not chain:
             return [], ()
@@ -326,11 +326,11 @@ class Leaves:
         inner = [PartitionGroups(f"{comm.name}#{k}", meshes[0], order) for k in range(num_chunks)]
         steps = partition_steps(part, PartitionGroups(part.name, meshes[0], order))
         ordered = steps[::-1] if scatters else steps
-        found = []
+        parts = []
         for number in range(num_chunks):
-            found.append(CommPart(0, seconds(ordered[0]), 0.0))
-            found.append(CommPart(1, seconds(ordered[1]), 1 / num_chunks, 2 * number))
-        return found, (split, *inner)
+            parts.append(CommPart(0, seconds(ordered[0]), 0.0))
+            parts.append(CommPart(1, seconds(ordered[1]), 1 / num_chunks, 2 * number))
+        return parts, (split, *inner)
 
 
 def _order(parts: Parts, mesh: tuple[int, ...]) -> tuple[int, ...]:

@@ -84,15 +84,15 @@ def launch(costs: ModelCosts, *, strict: bool = False) -> GradientLaunch:
             f"{needed - costs.memory_bytes} bytes too many"
         )
     numbers = range(least, most + 1, step)
-    found = [
+    slides = [
         GradientLaunch(forward, backward, exposed_s(costs, forward, backward))
         for forward in numbers
         for backward in numbers
         if not strict or forward + backward <= costs.num_micro_batches
     ]
-    if not found:
+    if not slides:
         raise JobError(
             f"model tier: forward and backward need {2 * least} micro-batches together, there are "
             f"{costs.num_micro_batches}: strict asks for L1 + L2 <= micro-batches"
         )
-    return min(found, key=lambda f: (f.exposed_s, max(f.forward, f.backward), f.forward + f.backward))
+    return min(slides, key=lambda f: (f.exposed_s, max(f.forward, f.backward), f.forward + f.backward))

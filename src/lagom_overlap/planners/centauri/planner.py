@@ -125,24 +125,24 @@ class Centauri:
             JobError: if nothing fits the memory limit; says by how much.
         """
         deadline = problem.deadline()
-        found: list[tuple[int, int, _Candidate]] = []
+        candidates: list[tuple[int, int, _Candidate]] = []
         for rewrites in self._partitions(problem, deadline):
             index = StepIndex(rewritten(problem.iteration, rewrites))
-            if found and not fits(index.iteration, problem.memory_limit_bytes):
+            if candidates and not fits(index.iteration, problem.memory_limit_bytes):
                 continue  # the step without rewrites fits: it came first
             waits = kept_waits(problem, index.iteration)
             streams = _streams(problem, index.iteration)
             for ordering in self._orderings(problem, index):
                 order = order_by(index.iteration, _ranks(problem, index, ordering), waits)
                 issue = Issue(order=order, streams=streams, waits=waits)
-                made = predict(problem, rewritten(index.iteration, (issue.rewrite,)))
+                predicted = predict(problem, rewritten(index.iteration, (issue.rewrite,)))
                 deadline.spend(2 * OPERATOR_STEPS * len(order))
-                found.append((made.schedule.makespan, len(found), _Candidate(rewrites, ordering, issue)))
+                candidates.append((predicted.schedule.makespan, len(candidates), _Candidate(rewrites, ordering, issue)))
                 if deadline.left_s <= 0:
                     break
             if deadline.left_s <= 0:
                 break
-        best = min(found)[2]
+        best = min(candidates)[2]
         notes = [*best.notes, *deadline.remarks()]
         if problem.pipeline > 1 and self.model_tier:
             notes += _pipeline_notes(problem, self.strict)
@@ -163,10 +163,10 @@ class Centauri:
             if deadline.left_s <= 0:
                 return
             deadline.spend(OPERATOR_STEPS * len(problem.iteration.ops))
-            found = self._partition(problem, self._within(space))
-            if found not in seen:
-                seen.append(found)
-                yield found
+            partitions = self._partition(problem, self._within(space))
+            if partitions not in seen:
+                seen.append(partitions)
+                yield partitions
         if self.evolve and not problem.exact and problem.framework is None:
             yield from self._evolved(problem)
 
@@ -174,9 +174,9 @@ class Centauri:
         """Parts behind all-reduces: each communicator's alone, and all; as they are, and partitioned in their turn."""
         steps = evolutions(problem.iteration)
         for slides in dict.fromkeys((*((step,) for step in steps), steps) if steps else ()):
-            made = replace(problem, iteration=rewritten(problem.iteration, slides), issued=None)
+            evolved = replace(problem, iteration=rewritten(problem.iteration, slides), issued=None)
             for space in (None, _Space(), _Space(chains=False)):
-                yield (*slides, *(() if space is None else self._partition(made, self._within(space))))
+                yield (*slides, *(() if space is None else self._partition(evolved, self._within(space))))
 
     def _within(self, space: _Space) -> _Space:
         """A space without the dimensions that are left out."""
@@ -218,9 +218,9 @@ class Centauri:
             return [_Ordering(first=by_layer, launch_forward=launched.forward, launch_backward=launched.backward)]
         pairs = {(1, 1), (launched.forward, launched.backward)}
         orders: list[LayerOrders] = [{}]
-        for found in (*(dict.fromkeys(costs, first) for first in FirstGradient), by_layer):
-            if found not in orders:
-                orders.append(found)
+        for ordering in (*(dict.fromkeys(costs, first) for first in FirstGradient), by_layer):
+            if ordering not in orders:
+                orders.append(ordering)
         return [
             _Ordering(first=first, launch_forward=forward, launch_backward=backward)
             for first in orders
@@ -267,14 +267,14 @@ def _substitutions(problem: PlanProblem, *, rooted: bool) -> list[Substitute]:
     Gathers of parameters stay what they are: the prefetch depth and the framework's rules count them.
     """
     gathers = {buffer.maker for buffer in parameter_gathers(problem.iteration)}
-    found = []
+    substitutions = []
     for op in problem.iteration.comms:
         if op.name in gathers or (problem.exact and adds_numbers(op)):
             continue
         way = substitution(op, problem.times)
         if way is not None and way.pays and (rooted or not way.is_rooted):
-            found.append(Substitute(op.name, way.into))
-    return found
+            substitutions.append(Substitute(op.name, way.into))
+    return substitutions
 
 
 def _free_seconds(problem: PlanProblem, index: StepIndex) -> dict[str, float]:
@@ -322,8 +322,8 @@ def _pipeline_notes(problem: PlanProblem, strict: bool) -> list[str]:
     notes = [f"as Megatron-LM's --microbatch-group-size-per-virtual-pipeline-stage: {group}"]
     extremes = (("launched so", least), ("depth first", depth_first(costs)), ("breadth first", breadth_first(costs)))
     for words, launched in extremes:
-        held, uncovered = format_memory(launched.held_bytes(costs)), format_seconds(launched.exposed_s)
-        notes.append(f"{words}: {held} of activations, {uncovered} of Eq. 2's communication uncovered")
+        held_text, uncovered = format_memory(launched.held_bytes(costs)), format_seconds(launched.exposed_s)
+        notes.append(f"{words}: {held_text} of activations, {uncovered} of Eq. 2's communication uncovered")
     return notes
 
 

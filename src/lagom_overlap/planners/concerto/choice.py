@@ -46,7 +46,7 @@ def choose(
     options: Options, index: StepIndex, times: OpTimes, deadline: Deadline, component_s: float = 1.0
 ) -> dict[str, ConcertoStrategy]:
     """The cheapest combination; `component_s` bounds what CP-SAT may take for one component."""
-    names = {name for found in options.values() for strategy in found for name in strategy.axes}
+    names = {name for strategies in options.values() for strategy in strategies for name in strategy.axes}
     seconds = {name: times.seconds(index.ops[name]) for name in names}
     neighbours = _neighbours(options)
     chosen: dict[str, ConcertoStrategy] = {}
@@ -62,8 +62,8 @@ def choose(
 def _neighbours(options: Options) -> dict[str, set[str]]:
     """Communications some of whose strategies share a computation."""
     users: dict[str, set[str]] = defaultdict(set)
-    for comm, found in options.items():
-        for strategy in found:
+    for comm, strategies in options.items():
+        for strategy in strategies:
             for name in strategy.axes:
                 users[name].add(comm)
     neighbours: dict[str, set[str]] = {comm: set() for comm in options}
@@ -74,7 +74,7 @@ def _neighbours(options: Options) -> dict[str, set[str]]:
 
 
 def _components(options: Options, neighbours: Mapping[str, set[str]]) -> list[list[str]]:
-    found: list[list[str]] = []
+    components: list[list[str]] = []
     seen: set[str] = set()
     for start in options:
         if start in seen:
@@ -87,8 +87,8 @@ def _components(options: Options, neighbours: Mapping[str, set[str]]) -> list[li
             for other in sorted(neighbours[comm] - seen):
                 seen.add(other)
                 stack.append(other)
-        found.append(component)
-    return found
+        components.append(component)
+    return components
 
 
 def _as_path(component: Sequence[str], neighbours: Mapping[str, set[str]]) -> list[str] | None:

@@ -49,11 +49,11 @@ def fused(
             break
         step = Fuse(group)
         deadline.spend(2 * OPERATOR_STEPS * len(iteration.ops))
-        made = rewritten(iteration, (step,))
-        found = predict(problem, made)
-        fits = problem.memory_limit_bytes is None or found.peak_bytes <= problem.memory_limit_bytes
-        if fits and found.schedule.makespan <= makespan:
-            iteration, makespan, plain = made, found.schedule.makespan, rewritten(plain, (step,))
+        fused_step = rewritten(iteration, (step,))
+        predicted = predict(problem, fused_step)
+        fits = problem.memory_limit_bytes is None or predicted.peak_bytes <= problem.memory_limit_bytes
+        if fits and predicted.schedule.makespan <= makespan:
+            iteration, makespan, plain = fused_step, predicted.schedule.makespan, rewritten(plain, (step,))
             done.append(step)
         else:
             refused.add(group)
@@ -78,7 +78,7 @@ def _next_group(
             continue
         if first.collective.kind is CollectiveKind.ALL_TO_ALL:
             continue
-        group, between, held = [first], 0.0, first.collective.num_bytes
+        group, between, num_bytes = [first], 0.0, first.collective.num_bytes
         for op in ops[place + 1 :]:
             if not isinstance(op, CommOp):
                 between += problem.times.seconds(op)
@@ -86,11 +86,11 @@ def _next_group(
                     break
                 continue
             is_alike = same_kind(first, op) and same_kind(own[first.name], own[op.name])
-            if not is_alike or held + op.collective.num_bytes > limits.max_bytes:
+            if not is_alike or num_bytes + op.collective.num_bytes > limits.max_bytes:
                 continue
             if op.name not in index.reached([member.name for member in group], index.place[op.name]):
                 group.append(op)
-                held += op.collective.num_bytes
+                num_bytes += op.collective.num_bytes
         names = tuple(member.name for member in group)
         if len(names) > 1 and names not in refused:
             return names, place

@@ -68,27 +68,27 @@ def critical_communications(graph: TaskGraph, which: Independence = Independence
     signed = np.where(np.array(graph.resource) == 0, ticks, -ticks)
     begin = np.array(heads(graph), dtype=np.int64)
     end = lower_bound(graph) - np.array(tails(graph), dtype=np.int64)
-    found: list[int] = []
+    numbers: list[int] = []
     for first in range(0, len(comms), _AT_ONCE):
         block = comms[first : first + _AT_ONCE]
         independent = ~(_reached(graph, block, ahead=True) | _reached(graph, block, ahead=False))
         if which is Independence.WINDOW:
             independent &= (begin[:, None] < end[block][None, :]) & (begin[block][None, :] < end[:, None])
         slack = signed @ independent.astype(np.float64)
-        found += [task for place, task in enumerate(block) if slack[place] < ticks[task]]
-    return frozenset(found)
+        numbers += [task for place, task in enumerate(block) if slack[place] < ticks[task]]
+    return frozenset(numbers)
 
 
 def _reached(graph: TaskGraph, comms: list[int], *, ahead: bool) -> NDArray[np.bool_]:
     """[task, communication]: whether the task follows the communication (`ahead`) or leads to it; itself included."""
-    found = np.zeros((len(graph), len(comms)), dtype=np.bool_)
+    is_reached = np.zeros((len(graph), len(comms)), dtype=np.bool_)
     for place, task in enumerate(comms):
-        found[task, place] = True
+        is_reached[task, place] = True
     neighbours = graph.preds if ahead else graph.succs
     for task in graph.topological if ahead else reversed(graph.topological):
         for neighbour in neighbours[task]:
-            found[task] |= found[neighbour]
-    return found
+            is_reached[task] |= is_reached[neighbour]
+    return is_reached
 
 
 _RESERVE = 0.4

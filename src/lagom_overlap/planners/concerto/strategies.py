@@ -140,9 +140,9 @@ class Pricing:
     def strategies(self, comm: CommOp) -> list[ConcertoStrategy]:
         """All ways to cut a communication, not to cut it first."""
         whole_s = self._times.seconds(comm)
-        found = [ConcertoStrategy(comm.name, 1, whole_s)]
+        allowed = [ConcertoStrategy(comm.name, 1, whole_s)]
         if comm.shards is None:
-            return found
+            return allowed
         for axis, combine in enumerate(comm.shards.combine):
             if not isinstance(combine, Gather):
                 continue
@@ -158,8 +158,8 @@ class Pricing:
                         if key not in self._known:
                             self._known[key] = self._cost(comm, axis, num_chunks, ahead, behind)
                         cost = self._known[key]
-                        found.append(ConcertoStrategy(comm.name, num_chunks, cost, axis, ahead, behind))
-        return sorted(found, key=lambda s: (s.num_chunks > 1, s.axis, s.num_chunks, len(s.before), len(s.after)))
+                        allowed.append(ConcertoStrategy(comm.name, num_chunks, cost, axis, ahead, behind))
+        return sorted(allowed, key=lambda s: (s.num_chunks > 1, s.axis, s.num_chunks, len(s.before), len(s.after)))
 
     def _alike(
         self, comm: CommOp, axis: int, num_chunks: int, before: Sequence[ChainLink], after: Sequence[ChainLink]

@@ -68,10 +68,10 @@ def solve_block(
     solver = new_solver(deadline, num_workers=num_workers, seed=seed)
     if not solve(solver, model, deadline):
         return None
-    found, bound = round(solver.objective_value), round(solver.best_objective_bound)
+    makespan, bound = round(solver.objective_value), round(solver.best_objective_bound)
     return Solved(
         starts={task: solver.value(start) for task, start in starts.items()},
-        objective=found,
+        objective=makespan,
         bound=bound,
     )
 
@@ -85,5 +85,5 @@ def solve_graph(
     solved = solve_block(graph, block, deadline=deadline, seed=seed)
     if solved is None:
         return incumbent, bound
-    found = Schedule(tuple(solved.starts[task] for task in tasks), solved.objective)
-    return (found if found.makespan < incumbent.makespan else incumbent), max(bound, solved.bound)
+    schedule = Schedule(tuple(solved.starts[task] for task in tasks), solved.objective)
+    return (schedule if schedule.makespan < incumbent.makespan else incumbent), max(bound, solved.bound)

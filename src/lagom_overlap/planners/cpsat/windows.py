@@ -105,8 +105,8 @@ def solve_window(ordered: Ordered, begin: int, end: int, *, deadline: Deadline, 
     deadline.spend(OPERATOR_STEPS * len(ordered.order))
     order = list(ordered.order)
     order[begin:end] = ordered_by_start(ordered.graph, block.tasks, {t: s + base for t, s in solved.starts.items()})
-    made = Ordered.of(ordered.graph, order)
-    return made if made.schedule.makespan <= ordered.schedule.makespan else None
+    reordered = Ordered.of(ordered.graph, order)
+    return reordered if reordered.schedule.makespan <= ordered.schedule.makespan else None
 
 
 def ordered_by_start(graph: TaskGraph, tasks: Sequence[int], starts: dict[int, int]) -> list[int]:
@@ -153,8 +153,8 @@ def _one_round(
         first, last = max(0, begin), begin + size
         if not ordered.is_critical(first, last):
             continue
-        made = solve_window(ordered, first, last, deadline=incumbent.deadline.within(window_s), seed=seed)
-        if made is not None:
-            ordered = made
-            incumbent.offer(made.schedule, f"windows of {size}")
+        solved = solve_window(ordered, first, last, deadline=incumbent.deadline.within(window_s), seed=seed)
+        if solved is not None:
+            ordered = solved
+            incumbent.offer(solved.schedule, f"windows of {size}")
     return ordered

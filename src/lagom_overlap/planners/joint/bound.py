@@ -104,8 +104,8 @@ def contention_bound(contended: Contended, choices: Choices, idle_s: float = 0.0
                 pairs[cost.link].append(_Pair(number, place, comm_s, lost, comm_s / kernel_s))
     total_s = sum(count * alone_s[kernel] for kernel, count in kernels.items())
     classes = [counts[kind] for kind in choices]
-    found = [_solved(total_s, idle_s, of_link, classes, list(kernels.values())) for of_link in pairs.values()]
-    return max(found, key=lambda bound: bound.seconds, default=JointBound(total_s + idle_s, Limit.COMPUTATION))
+    bounds = [_solved(total_s, idle_s, of_link, classes, list(kernels.values())) for of_link in pairs.values()]
+    return max(bounds, key=lambda bound: bound.seconds, default=JointBound(total_s + idle_s, Limit.COMPUTATION))
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,12 +82,12 @@ class Issued:
 
     def configs(self, settings: Settings) -> dict[str, CommConfig]:
         """The setting of every collective of the iteration that has one."""
-        found = {}
+        configs = {}
         for name, origin, kind in self._calls:
             config = settings.get(origin) or settings.get(kind)
             if config is not None:
-                found[name] = config
-        return found
+                configs[name] = config
+        return configs
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,8 +78,8 @@ def recut(problem: PlanProblem, plan: Plan) -> Iterator[Plan]:
     cutter, ops = Cutter(problem), problem.iteration.ops
     if any(not isinstance(step, Split | Reorder) for step in plan.rewrites):
         return  # made by a planner that does more than cut
-    held = [step for step in plan.rewrites if isinstance(step, Split)]
-    now = {step.comm: (step.num_chunks, step.before, step.after) for step in held}
+    splits = [step for step in plan.rewrites if isinstance(step, Split)]
+    now = {step.comm: (step.num_chunks, step.before, step.after) for step in splits}
     kinds = op_types(problem.iteration, exact=problem.exact)
 
     def weight(kind: OpType) -> float:
@@ -88,7 +88,7 @@ def recut(problem: PlanProblem, plan: Plan) -> Iterator[Plan]:
     for kind in sorted(kinds, key=weight, reverse=True)[:MOST_TYPES]:
         alike = cuts_of(problem.iteration, {kind: FACTORS[0]})
         members = {member for name, cut in alike.items() for member in cut.axes(name)}
-        rest = [step for step in held if members.isdisjoint(_members(step))]
+        rest = [step for step in splits if members.isdisjoint(_members(step))]
         for factor in (1, *FACTORS):
             made = {name: replace(cut, num=factor) for name, cut in alike.items()}
             if all(now.get(name, (1, (), ())) == (factor, (), ()) for name in alike):
@@ -149,21 +149,22 @@ class Joint:
 
     def plan(self, problem: PlanProblem) -> Plan:
         """The order of `solve`, with the settings and what both gain under contention as notes: see `Planner`."""
-        found = self.solve(problem)
-        depth = "without limit" if found.prefetch is None else f"{found.prefetch} groups"
+        solved = self.solve(problem)
+        depth = "without limit" if solved.prefetch is None else f"{solved.prefetch} groups"
         notes = [
-            f"under contention {1e3 * found.makespan_s:.4g} ms with the settings below, {1e3 * found.default_s:.4g} ms"
-            f" unplanned with the default's; no order and setting gets below {1e3 * found.bound.seconds:.4g} ms",
+            f"under contention {1e3 * solved.makespan_s:.4g} ms with the settings below, "
+            f"{1e3 * solved.default_s:.4g} ms unplanned with the default's; "
+            f"no order and setting gets below {1e3 * solved.bound.seconds:.4g} ms",
             f"parameters are gathered ahead: {depth}",
-            *_setting_notes(found),
+            *_setting_notes(solved),
         ]
         return replace(
-            found.plan,
+            solved.plan,
             planner="joint",
             lower_bound_s=lower_bound_s(problem),
             is_optimal=False,
-            notes=(*found.plan.notes, *notes),
-            configs=Contended.of(problem).issued(found.plan.iteration).configs(found.settings),
+            notes=(*solved.plan.notes, *notes),
+            configs=Contended.of(problem).issued(solved.plan.iteration).configs(solved.settings),
         )
 
     def solve(self, problem: PlanProblem, plans: Sequence[Plan] = ()) -> JointPlan:

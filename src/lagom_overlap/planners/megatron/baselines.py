@@ -87,10 +87,10 @@ class OutOfOrder:
             order = order_by(iteration, _delayed(index, place, delayed), last.waits)
             issue = Issue(order=order, streams=dict(last.streams), waits=last.waits)
             notes = (f"weight gradients of the first {delayed} layers come last",)
-            made = finished(problem, "out_of_order", rewrites, issue, notes)
-            makespan = predict(problem, made.iteration).schedule.makespan
+            plan = finished(problem, "out_of_order", rewrites, issue, notes)
+            makespan = predict(problem, plan.iteration).schedule.makespan
             if makespan < shortest:
-                best, shortest = made, makespan
+                best, shortest = plan, makespan
         return Plan(
             planner="out_of_order",
             rewrites=best.rewrites,

@@ -66,6 +66,6 @@ class MegatronFlags:
 
 def default_bucket_elements(num_data_ranks: int) -> int:
     """Megatron's rule: the larger of 40 million elements and one million per data-parallel rank."""
-    found = load_rules("megatron").default_bucket_elements(num_data_ranks)
-    assert found is not None, "frameworks/megatron.toml has bucket_elements"
-    return found
+    elements = load_rules("megatron").default_bucket_elements(num_data_ranks)
+    assert elements is not None, "frameworks/megatron.toml has bucket_elements"
+    return elements

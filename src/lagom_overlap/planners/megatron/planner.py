@@ -110,7 +110,7 @@ def _step_and_slot(
 
 def pipelined(index: StepIndex, roles: Roles, num_splits: int, rs_dgrad: bool) -> list[Split]:
     """A split for every gather and scatter that has a product next to it whose rows divide."""
-    found = []
+    comms = []
     for name in roles.names(MegatronRole.ACTIVATION) + (roles.names(MegatronRole.INPUT_GRADIENT) if rs_dgrad else []):
         comm = index.ops[name]
         assert not isinstance(comm, CompOp), name
@@ -124,8 +124,8 @@ def pipelined(index: StepIndex, roles: Roles, num_splits: int, rs_dgrad: bool) -
         products = [link for link in (_rows_of(index, n) for n in neighbours) if link is not None]
         links = divisible(index, tuple(products[:1]), num_splits, from_end=not gathers)
         if links:
-            found.append(Split(name, 0, num_splits, () if gathers else links, links if gathers else ()))
-    return found
+            comms.append(Split(name, 0, num_splits, () if gathers else links, links if gathers else ()))
+    return comms
 
 
 def _rows_of(index: StepIndex, name: str) -> ChainLink | None:
@@ -139,13 +139,13 @@ def _rows_of(index: StepIndex, name: str) -> ChainLink | None:
 def bucket_sizes(elements: Sequence[int], bucket_elements: int) -> list[list[int]]:
     """Which parameters (by place in backward order) share a bucket."""
     buckets: list[list[int]] = [[]]
-    held = 0
+    num_bytes = 0
     for place, size in enumerate(elements):
         buckets[-1].append(place)
-        held += size
-        if held >= bucket_elements:
+        num_bytes += size
+        if num_bytes >= bucket_elements:
             buckets.append([])
-            held = 0
+            num_bytes = 0
     return [bucket for bucket in buckets if bucket]
 
 
@@ -167,13 +167,13 @@ def _runs(index: StepIndex) -> Iterator[list[CommOp]]:
 
 def bucket_rewrites(index: StepIndex, bucket_elements: int, element_bytes: int) -> list[Fuse]:
     """The fusions that make buckets; gradients have `element_bytes` each."""
-    found = []
+    rewrites = []
     for run in _runs(index):
         elements = [op.collective.num_bytes // element_bytes for op in run]
         for bucket in bucket_sizes(elements, bucket_elements):
             if len(bucket) > 1:
-                found.append(Fuse(tuple(run[place].name for place in bucket)))
-    return found
+                rewrites.append(Fuse(tuple(run[place].name for place in bucket)))
+    return rewrites
 
 
 GRADIENT_BYTES = 4
@@ -230,19 +230,19 @@ class Megatron:
     def _rewrites(self, problem: PlanProblem) -> list[Rewrite]:
         index = StepIndex(problem.iteration)
         roles = Roles.find(index)
-        found: list[Rewrite] = []
+        rewrites: list[Rewrite] = []
         if problem.exact:
-            return found
+            return rewrites
         gradients = index.gradient_comms
         if gradients and self.flags.is_first_stage:
             size = self.flags.bucket_elements
             size = size or default_bucket_elements(max(op.collective.num_ranks for op in gradients))
-            found += bucket_rewrites(index, size, self.gradient_bytes)
+            rewrites += bucket_rewrites(index, size, self.gradient_bytes)
         elif gradients:
-            found += bucket_rewrites(index, 1 << 62, self.gradient_bytes)
+            rewrites += bucket_rewrites(index, 1 << 62, self.gradient_bytes)
         if self.flags.tensor_overlap is TensorOverlap.PIPELINED:
-            found += pipelined(index, roles, self.flags.tensor_splits, self.flags.rs_dgrad)
-        return found
+            rewrites += pipelined(index, roles, self.flags.tensor_splits, self.flags.rs_dgrad)
+        return rewrites
 
     def _gather_waits(self, index: StepIndex) -> tuple[tuple[str, str], ...]:
         """Gather k + 1 is launched when gather k was waited for: it has ended, and its first user is next."""

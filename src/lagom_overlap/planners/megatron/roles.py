@@ -31,19 +31,19 @@ class Roles:
         """Tells the collectives of an iteration apart."""
         gradients = {op.name for op in index.gradient_comms}
         parameters = {buffer.maker for buffer in parameter_gathers(index.iteration)}
-        found = {}
+        roles = {}
         for op in index.iteration.comms:
             if op.name in gradients:
-                found[op.name] = MegatronRole.GRADIENT
+                roles[op.name] = MegatronRole.GRADIENT
             elif op.name in parameters:
-                found[op.name] = MegatronRole.PARAMETER
+                roles[op.name] = MegatronRole.PARAMETER
             else:
-                found[op.name] = _role(index, op)
-        return cls(found)
+                roles[op.name] = _role(index, op)
+        return cls(roles)
 
     def names(self, role: MegatronRole) -> list[str]:
         """Collectives of a role, in program order."""
-        return [name for name, found in self.of.items() if found is role]
+        return [name for name, own_role in self.of.items() if own_role is role]
 
 
 def _role(index: StepIndex, op: CommOp) -> MegatronRole:
@@ -53,7 +53,7 @@ def _role(index: StepIndex, op: CommOp) -> MegatronRole:
     if op.collective.kind is CollectiveKind.ALL_GATHER and readers and set(readers) == {Phase.WEIGHT_GRAD}:
         return MegatronRole.SAVED_INPUT
     reduces = op.collective.kind in (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE)
-    made = [index.ops[dep].origin.phase for dep in op.deps]
-    if reduces and op.origin.phase is Phase.BACKWARD and made == [Phase.BACKWARD]:
+    phases = [index.ops[dep].origin.phase for dep in op.deps]
+    if reduces and op.origin.phase is Phase.BACKWARD and phases == [Phase.BACKWARD]:
         return MegatronRole.INPUT_GRADIENT
     return MegatronRole.ACTIVATION

@@ -208,12 +208,12 @@ def _without_choice(job: ParallelLayout, context: SwitchContext) -> ParallelLayo
     It hides the input gradients' all-reduce; it refuses two interleaved stages that wait for transfers (d98e8a64,
     `training/arguments.py`).
     """
-    found: dict[str, Any] = {}
+    keys: dict[str, Any] = {}
     if job.tensor > 1 and not job.sequence_parallel and _has(context, "async_tensor"):
-        found["async_tensor"] = True
+        keys["async_tensor"] = True
     if job.schedule is PipelineSchedule.INTERLEAVED and job.pipeline == 2 and _has(context, "overlap_p2p"):
-        found["overlap_p2p"] = True
-    return replace(job, **found)
+        keys["overlap_p2p"] = True
+    return replace(job, **keys)
 
 
 def taken(
@@ -229,7 +229,7 @@ def _best(trials: _Trials, layout: ParallelLayout, dimension: _Dimension, contex
     own = trials.of(layout)
     assert own is not None, layout
     assert own.spent is not None, layout
-    found: list[tuple[float, ParallelLayout]] = []
+    timed: list[tuple[float, ParallelLayout]] = []
     for place, option in enumerate(dimension.options):
         other = changed(context.model, layout, option.changes)
         judged = trials.of(other)
@@ -239,12 +239,12 @@ def _best(trials: _Trials, layout: ParallelLayout, dimension: _Dimension, contex
         is_sure = gain.verdict is GainEstimate.GAIN or not dimension.switches_off(layout, place)
         takes_nothing = dimension.is_free and gain.gain_s >= 0 and judged.memory_bytes <= own.memory_bytes
         if (gain.share >= LEAST or takes_nothing) and is_sure:
-            found.append((judged.spent.step_s, other))
-    if not found:
+            timed.append((judged.spent.step_s, other))
+    if not timed:
         return layout
-    best_s = min(step_s for step_s, _ in found)
+    best_s = min(step_s for step_s, _ in timed)
     slack = LEAST if dimension.prefers_first else 0.0
-    return next(other for step_s, other in found if step_s <= (1.0 + slack) * best_s)
+    return next(other for step_s, other in timed if step_s <= (1.0 + slack) * best_s)
 
 
 def changed(model: TransformerModel, layout: ParallelLayout, changes: _Changes) -> ParallelLayout | None:
@@ -260,7 +260,7 @@ def effects(
     trials: _Trials, layout: ParallelLayout, job: ParallelLayout, context: SwitchContext
 ) -> tuple[SwitchEffect, ...]:
     """What each switch that the job could have does to the advised layout."""
-    found: list[SwitchEffect] = []
+    effects: list[SwitchEffect] = []
     for make in _DIMENSIONS:
         dimension = make(layout, job, context)
         if dimension is None:
@@ -275,8 +275,8 @@ def effects(
             effect = None if base is None or base == other else _effect(trials, option, base, other, job)
             if effect is not None:
                 had, advised = dimension.has(job, place), dimension.has(layout, place)
-                found.append(replace(effect, in_job=had, advised=advised))
-    return tuple(sorted(found, key=lambda one: -(-1.0 if one.share is None else one.share)))
+                effects.append(replace(effect, in_job=had, advised=advised))
+    return tuple(sorted(effects, key=lambda one: -(-1.0 if one.share is None else one.share)))
 
 
 def _effect(

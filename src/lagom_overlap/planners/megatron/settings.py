@@ -56,8 +56,8 @@ class MegatronSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     @classmethod
     def of(cls, layout: ParallelLayout) -> "MegatronSettings":
         """Those of a layout."""
-        found: dict[str, Any] = {key: getattr(layout, key) for key in cls.__struct_fields__}
-        return cls(**{**found, "micro_batch_group": layout.micro_batch_group or 0})
+        values: dict[str, Any] = {key: getattr(layout, key) for key in cls.__struct_fields__}
+        return cls(**{**values, "micro_batch_group": layout.micro_batch_group or 0})
 
     def applied(self, layout: ParallelLayout) -> ParallelLayout:
         """The layout with these.
@@ -65,8 +65,8 @@ class MegatronSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         Raises:
             JobError: if they exclude each other, or do not suit its degrees.
         """
-        found: dict[str, Any] = {key: getattr(self, key) for key in self.__struct_fields__}
-        return replace(layout, **{**found, "micro_batch_group": self.micro_batch_group or None})
+        values: dict[str, Any] = {key: getattr(self, key) for key in self.__struct_fields__}
+        return replace(layout, **{**values, "micro_batch_group": self.micro_batch_group or None})
 
 
 def differing_keys(layout: ParallelLayout, job: ParallelLayout) -> dict[str, bool | int | str]:
@@ -77,19 +77,19 @@ def differing_keys(layout: ParallelLayout, job: ParallelLayout) -> dict[str, boo
 
 def arguments(layout: ParallelLayout, rules: IssueRules, precision: Precision, gpu: Gpu) -> tuple[str, ...]:
     """All that a launch of Megatron-LM says of overlap to run a layout; what is not said is Megatron's default."""
-    found = [*_sharding_arguments(layout)]
+    words = [*_sharding_arguments(layout)]
     if layout.replicas > 1 and layout.zero_stage <= 1:
-        found += [OVERLAP_GRADIENTS] if layout.overlap_gradients else []
-        found += [OVERLAP_PARAMETERS] if layout.overlap_parameters else []
+        words += [OVERLAP_GRADIENTS] if layout.overlap_gradients else []
+        words += [OVERLAP_PARAMETERS] if layout.overlap_parameters else []
         if layout.overlap_gradients and layout.bucket_bytes != rules.default_bucket_bytes(layout, precision):
-            found.append(bucket_argument(layout.bucket_bytes, precision))
-    found += [SEQUENCE_PARALLEL] if layout.sequence_parallel else []
-    found += [OVERLAP_TENSOR] if layout.overlap_tensor else []
-    found += _pipeline_arguments(layout)
+            words.append(bucket_argument(layout.bucket_bytes, precision))
+    words += [SEQUENCE_PARALLEL] if layout.sequence_parallel else []
+    words += [OVERLAP_TENSOR] if layout.overlap_tensor else []
+    words += _pipeline_arguments(layout)
     if layout.expert > 1:
-        found.append(dispatcher_argument(layout.dispatcher, gpu))
-        found += [OVERLAP_EXPERTS] if layout.overlap_experts else []
-    return tuple(found)
+        words.append(dispatcher_argument(layout.dispatcher, gpu))
+        words += [OVERLAP_EXPERTS] if layout.overlap_experts else []
+    return tuple(words)
 
 
 def _sharding_arguments(layout: ParallelLayout) -> list[str]:
@@ -104,16 +104,16 @@ def _sharding_arguments(layout: ParallelLayout) -> list[str]:
 
 
 def _pipeline_arguments(layout: ParallelLayout) -> list[str]:
-    found = []
+    words = []
     if layout.tables_as_layers:
-        found += ["--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split"]
+        words += ["--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split"]
     if layout.pipeline_layout:
-        found.append(f"--pipeline-model-parallel-layout {layout.pipeline_layout}")  # no quotes: a variable's words
+        words.append(f"--pipeline-model-parallel-layout {layout.pipeline_layout}")  # no quotes: a variable's words
     if layout.schedule is not PipelineSchedule.INTERLEAVED:
-        return found
-    found += [] if layout.pipeline_layout else [f"{CHUNKS} {layout.chunks}"]
-    found += [] if layout.overlap_p2p else ["--no-overlap-p2p-communication"]
-    return [*found, f"{GROUP} {layout.micro_batch_group}"] if layout.micro_batch_group else found
+        return words
+    words += [] if layout.pipeline_layout else [f"{CHUNKS} {layout.chunks}"]
+    words += [] if layout.overlap_p2p else ["--no-overlap-p2p-communication"]
+    return [*words, f"{GROUP} {layout.micro_batch_group}"] if layout.micro_batch_group else words
 
 
 def bucket_argument(bucket_bytes: int, precision: Precision) -> str:
@@ -167,20 +167,20 @@ class NotModelled:
 
 def environment(framework: str, layout: ParallelLayout, gpu: Gpu) -> tuple[EnvironmentRule, ...]:
     """What a launch of the layout wants of its environment, each variable by the first rule that holds."""
-    found: dict[str, EnvironmentRule] = {}
+    rules: dict[str, EnvironmentRule] = {}
     for number, table in enumerate(framework_file(framework).environment):
         rule = from_table(table, EnvironmentRule, f"frameworks/{framework}.toml", f"environment[{number}].")
         if _holds(rule.when, layout, gpu):
-            found.setdefault(rule.variable, rule)
-    return tuple(found.values())
+            rules.setdefault(rule.variable, rule)
+    return tuple(rules.values())
 
 
 def not_modelled(framework: str, layout: ParallelLayout, gpu: Gpu) -> tuple[NotModelled, ...]:
     """Arguments that the job could have and that no prediction here knows."""
     named = f"frameworks/{framework}.toml"
     rows = enumerate(framework_file(framework).not_modelled)
-    found = [from_table(table, NotModelled, named, f"not_modelled[{number}].") for number, table in rows]
-    return tuple(row for row in found if _holds(row.when, layout, gpu))
+    flags = [from_table(table, NotModelled, named, f"not_modelled[{number}].") for number, table in rows]
+    return tuple(row for row in flags if _holds(row.when, layout, gpu))
 
 
 def _holds(condition: Condition, layout: ParallelLayout, gpu: Gpu) -> bool:

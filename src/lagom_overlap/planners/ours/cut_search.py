@@ -39,7 +39,7 @@ def chain_types(problem: PlanProblem, cutter: Cutter) -> tuple[OpType, ...]:
     Per side of a collective the whole chain, or that up to the first product, whichever hides more.
     """
     index = StepIndex(problem.iteration)
-    found: dict[str, list[tuple[int, Cut]]] = defaultdict(list)
+    types: dict[str, list[tuple[int, Cut]]] = defaultdict(list)
     for task, op in enumerate(problem.iteration.ops):
         if not isinstance(op, CommOp) or (problem.exact and adds_numbers(op)):
             continue
@@ -48,13 +48,13 @@ def chain_types(problem: PlanProblem, cutter: Cutter) -> tuple[OpType, ...]:
                 continue
             side = "before" if cut.before else "after"
             name = f"{type_name(op)} {side}, {cut.axis}, {len(cut.before) + len(cut.after)}"
-            found[name].append((task, cut))
-    gains = {name: len(rows) * _gain(problem, cutter, *rows[len(rows) // 2]) for name, rows in found.items()}
+            types[name].append((task, cut))
+    gains = {name: len(rows) * _gain(problem, cutter, *rows[len(rows) // 2]) for name, rows in types.items()}
     best: dict[str, str] = {}
-    for name in sorted(found, key=lambda name: -gains[name]):
+    for name in sorted(types, key=lambda name: -gains[name]):
         best.setdefault(name.rpartition(", ")[0], name)
     return tuple(
-        OpType(name, tuple(task for task, _ in found[name]), tuple(cut for _, cut in found[name]))
+        OpType(name, tuple(task for task, _ in types[name]), tuple(cut for _, cut in types[name]))
         for name in list(best.values())[:_MAX_CHAIN_TYPES]
         if gains[name] > 0
     )
@@ -107,10 +107,10 @@ def contracted(graph: TaskGraph, keep: Collection[int]) -> tuple[TaskGraph, tupl
     ahead: dict[int, frozenset[int]] = {}  # of a task left out: the last tasks kept before it
     preds: dict[int, frozenset[int]] = {}
     for task in graph.topological:
-        found: set[int] = set()
+        tasks: set[int] = set()
         for pred in graph.preds[task]:
-            found |= {pred} if pred in inside else ahead[pred]
-        (preds if task in inside else ahead)[task] = frozenset(found)
+            tasks |= {pred} if pred in inside else ahead[pred]
+        (preds if task in inside else ahead)[task] = frozenset(tasks)
     short = TaskGraph(
         names=tuple(graph.names[task] for task in kept),
         ticks=tuple(graph.ticks[task] for task in kept),
@@ -178,15 +178,15 @@ def search_cuts(problem: PlanProblem, graph: TaskGraph, cutter: Cutter, *, deadl
     if not better or len(short) == len(graph):
         return cuts_of(iteration, better[-1].factors) if better else {}
     whole = _Trial(iteration, graph, cutter, num_tries=_NUM_TRIES)
-    found: list[tuple[int, int]] = []
+    gains: list[tuple[int, int]] = []
     tries = [one.factors for one in (better[-1], better[0], _Tried(0, {}), *better[1:-1])]
     for number, factors in enumerate(tries):
         begun_s = deadline.left_s
         if begun_s < taken_s:  # no time for another one
             break
-        found.append((whole.makespan(factors, deadline), number))
+        gains.append((whole.makespan(factors, deadline), number))
         taken_s = begun_s - deadline.left_s
-    return cuts_of(iteration, tries[min(found)[1]] if len(found) > 1 else better[0].factors)
+    return cuts_of(iteration, tries[min(gains)[1]] if len(gains) > 1 else better[0].factors)
 
 
 def _shorter(tried: Sequence[_Tried], base: Mapping[OpType, int]) -> list[_Tried]:
@@ -209,21 +209,21 @@ class _Trial:
         cuts = {name: cut for name, cut in every.items() if self._inside.issuperset(cut.axes(name))}
         graph = self._cutter.graph(self._graph, cuts)
         deadline.spend(OPERATOR_STEPS * len(graph))
-        made = run_portfolio(
+        schedules = run_portfolio(
             graph, Incumbent(self.bound, deadline), deadline, max_rounds=4, num_improved=_NUM_IMPROVED
         )[0]
         search = WindowSearch(graph)
         for is_backward in (False, True):
             if self._num_tries and deadline.left_s > 0:
-                made = search.swept(
-                    made,
+                schedules = search.swept(
+                    schedules,
                     size=_WINDOW,
                     num_tries=self._num_tries,
                     seed=0,
                     deadline=deadline,
                     is_backward=is_backward,
                 )
-        return made.makespan
+        return schedules.makespan
 
 
 def _descended(
@@ -287,5 +287,5 @@ def _by_promise(iteration: Iteration, graph: TaskGraph, exact: bool) -> list[OpT
     def weight(kind: OpType) -> int:
         return sum(graph.ticks[task] for task in kind.tasks)
 
-    found = [kind for kind in op_types(iteration, exact=exact) if spare(kind) > 0.0]
-    return sorted(found, key=weight, reverse=True)[:_MAX_TYPES]
+    kinds = [kind for kind in op_types(iteration, exact=exact) if spare(kind) > 0.0]
+    return sorted(kinds, key=weight, reverse=True)[:_MAX_TYPES]

@@ -63,15 +63,15 @@ def op_types(iteration: Iteration, *, exact: bool) -> tuple[OpType, ...]:
     Preferred is an axis whose pieces are summed, since that needs no join. A program's products may all have one name:
     what can be cut in 8 and what can be cut in 4 are of two types.
     """
-    found: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    types: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for task, op in enumerate(iteration.ops):
         axis = _axis(op, exact)
         if axis is not None:
             assert op.shards is not None, op.name
-            found[f"{type_name(op)} in {gcd(op.shards.sizes[axis], FACTORS[-1])}"].append((task, axis))
+            types[f"{type_name(op)} in {gcd(op.shards.sizes[axis], FACTORS[-1])}"].append((task, axis))
     return tuple(
         OpType(name, tuple(task for task, _ in rows), tuple(Cut(axis, 1) for _, axis in rows))
-        for name, rows in found.items()
+        for name, rows in types.items()
     )
 
 
@@ -155,25 +155,25 @@ class Cutter:
         """The graph with operators cut, by name; tasks in program order."""
         chain_of = {member: name for name, cut in cuts.items() for member in cut.axes(name)}
         axis_of = {member: axis for name, cut in cuts.items() for member, axis in cut.axes(name).items()}
-        made = _Drawing()
+        drawing = _Drawing()
         for task, name in enumerate(graph.names):
             chain = chain_of.get(name)
             if chain is None:
-                made.parts[task] = [made.add(name, graph.ticks[task], graph.resource[task])]
-                made.waiting += [(made.parts[task][0], pred, None) for pred in graph.preds[task]]
+                drawing.parts[task] = [drawing.add(name, graph.ticks[task], graph.resource[task])]
+                drawing.waiting += [(drawing.parts[task][0], pred, None) for pred in graph.preds[task]]
                 continue
-            axis, parts = axis_of[name], made.parts.setdefault(task, [])
+            axis, parts = axis_of[name], drawing.parts.setdefault(task, [])
             is_summed = self._is_summed(name, axis)
             for number, length in enumerate(self.pieces(name, axis, cuts[chain].num)):
                 before = parts[-1:] if is_summed else ()
-                parts.append(made.add(f"{name}#{number}", length, graph.resource[task], before))
+                parts.append(drawing.add(f"{name}#{number}", length, graph.resource[task], before))
                 for pred in graph.preds[task]:
                     beside = number if chain_of.get(graph.names[pred]) == chain else None
-                    made.waiting.append((parts[-1], pred, beside))
+                    drawing.waiting.append((parts[-1], pred, beside))
             if not is_summed and any(chain_of.get(follower) != chain for follower in self._followers[name]):
                 on = RESOURCES.index(Resource.COMPUTE)
-                made.join[task] = made.add(f"{name}#join", self._join(name), on, parts)
-        return made.graph(graph)
+                drawing.join[task] = drawing.add(f"{name}#join", self._join(name), on, parts)
+        return drawing.graph(graph)
 
     def can(self, kind: OpType, num: int) -> bool:
         """All operators of a type can be cut in that many pieces."""
@@ -240,7 +240,7 @@ class _Drawing:
 
 def cuts_of(iteration: Iteration, factors: Mapping[OpType, int]) -> dict[str, Cut]:
     """Operators by name, each with its cut; chains first, and what a chain has is not cut again."""
-    found: dict[str, Cut] = {}
+    cuts: dict[str, Cut] = {}
     taken: set[str] = set()
     for kind, factor in sorted(factors.items(), key=lambda item: not item[0].is_chain):
         if factor < 2:
@@ -250,8 +250,8 @@ def cuts_of(iteration: Iteration, factors: Mapping[OpType, int]) -> dict[str, Cu
             members = cut.axes(name).keys()
             if taken.isdisjoint(members):
                 taken |= members
-                found[name] = replace(cut, num=factor)
-    return found
+                cuts[name] = replace(cut, num=factor)
+    return cuts
 
 
 def splits_of(cuts: Mapping[str, Cut]) -> tuple[Split, ...]:

@@ -207,11 +207,11 @@ class Ours:
         begun = replace(problem, iteration=rewritten(problem.iteration, rewrites), issued=None)
         if simulation_of(problem) is Simulation.CONTENTION:
             begun = replace(begun, times=_contended_times(problem, start))
-        found = self._finished(begun, self._searched(begun, ends, start, is_told=False), ends)
-        steps = (*rewrites, *found.rewrites)
-        notes = (*(() if start.planner == "ours" else (f"begun with the plan of {start.planner}",)), *found.notes)
+        finished = self._finished(begun, self._searched(begun, ends, start, is_told=False), ends)
+        steps = (*rewrites, *finished.rewrites)
+        notes = (*(() if start.planner == "ours" else (f"begun with the plan of {start.planner}",)), *finished.notes)
         return replace(
-            found, rewrites=steps, iteration=rewritten(problem.iteration, steps), is_optimal=False, notes=notes
+            finished, rewrites=steps, iteration=rewritten(problem.iteration, steps), is_optimal=False, notes=notes
         )
 
     def _searched(
@@ -314,18 +314,18 @@ def _portfolio(
     deadline = search.deadline
     iteration = rewritten(problem.iteration, rewrites) if rewrites else problem.iteration
     graph = _with_arcs(problem, iteration, base or task_graph(problem, iteration))
-    made = run_portfolio(graph, search, deadline.within(0.35 * deadline.left_s), max_rounds=8)
+    schedules = run_portfolio(graph, search, deadline.within(0.35 * deadline.left_s), max_rounds=8)
     if start is not None and not search.is_reached:
         place = {op.name: float(number) for number, op in enumerate(start.iteration.ops)}
         priority = [place[name] for name in graph.names]
-        made = [*made, *_offer_priority(graph, priority, f"{start.planner}'s order", search, deadline)]
+        schedules = [*schedules, *_offer_priority(graph, priority, f"{start.planner}'s order", search, deadline)]
     if not search.is_done and len(graph) <= _SMALL:
         ends = deadline.within(0.4 * deadline.left_s)
         solved, proved = solve_graph(graph, search.best, bound=search.bound, deadline=ends, seed=problem.seed)
         search.offer(solved, "solved whole")
         if proved == search.best.makespan:
             search.prove()
-    return _Candidate(rewrites, iteration, graph, search, made)
+    return _Candidate(rewrites, iteration, graph, search, schedules)
 
 
 def _improve(best: _Candidate, deadline: Deadline, seed: int) -> None:
@@ -378,17 +378,17 @@ def _shortest_with_contention(problem: PlanProblem, best: _Candidate, ends: Dead
     latest = best.search.latest[-_num_orders(problem, len(best.graph)) :]
     if len(latest) < 2:
         return best.search.best
-    found: list[tuple[float, Schedule]] = []
+    timed: list[tuple[float, Schedule]] = []
     longest_s = 0.0
     for schedule in reversed(latest):
         if not ends.counts_work and ends.left_s < _FINISH_OVER_BEGIN * longest_s:
             break
         begin_s = ends.elapsed_s
         reorder = reorder_of(best.iteration, best.graph, schedule)
-        found.append((simulated(problem, rewritten(best.iteration, (reorder,))).makespan_s, schedule))
+        timed.append((simulated(problem, rewritten(best.iteration, (reorder,))).makespan_s, schedule))
         longest_s = max(longest_s, ends.elapsed_s - begin_s)
     # The clock may have ended planning before the first simulation: then the shortest without contention stands.
-    return min(found, key=lambda one: one[0])[1] if found else best.search.best
+    return min(timed, key=lambda one: one[0])[1] if timed else best.search.best
 
 
 def _graph_of(problem: PlanProblem, begun: Deadline) -> tuple[TaskGraph, float]:
@@ -452,17 +452,17 @@ def _offer_priority(
 ) -> list[Schedule]:
     """Offers the schedules of a priority, improved; returns them."""
     generation = ScheduleGeneration(graph)
-    found: list[Schedule] = []
+    schedules: list[Schedule] = []
     for kind in Kind:
-        made = generation.schedule(kind, priority, deadline=deadline)
-        search.offer(made, name)
+        schedule = generation.schedule(kind, priority, deadline=deadline)
+        search.offer(schedule, name)
         for back in Kind:
-            better = generation.improved(made, (kind, back), max_rounds=8, target=search.target, deadline=deadline)
+            better = generation.improved(schedule, (kind, back), max_rounds=8, target=search.target, deadline=deadline)
             search.offer(better, f"{name}, improved")
-            found.append(better)
+            schedules.append(better)
             if search.is_done:
-                return found
-    return found
+                return schedules
+    return schedules
 
 
 def _out_of_reach(problem: PlanProblem, bound: int) -> tuple[str, ...]:

@@ -52,9 +52,9 @@ def other_plans(problem: PlanProblem, *, split: bool, deadline: Deadline, graph_
     for planner in rules:
         if deadline.left_s <= _SLOWEST * graph_s:
             return
-        found = list(_planned(problem, planner, deadline))
+        plans = list(_planned(problem, planner, deadline))
         deadline.spend(_RULE_STEPS * len(problem.iteration.ops))
-        yield from (plan for plan in found if split or all(isinstance(step, Reorder) for step in plan.rewrites))
+        yield from (plan for plan in plans if split or all(isinstance(step, Reorder) for step in plan.rewrites))
     for planner in papers:
         if deadline.left_s <= _SLOWEST * graph_s:
             return

@@ -30,16 +30,16 @@ def library() -> ctypes.CDLL:
     Raises:
         MissingDependencyError: if it is not built, or of another version.
     """
-    found = load_library(LIBRARY_NAME, "lls", VERSION, ctypes.CDLL)
+    loaded = load_library(LIBRARY_NAME, "lls", VERSION, ctypes.CDLL)
     pointer, integer, double, graph = ctypes.c_void_p, ctypes.c_int, ctypes.c_double, ctypes.POINTER(_Graph)
     long, short = ctypes.c_int64, ctypes.c_int32
-    found.lls_generate.argtypes = [graph, integer, pointer, pointer]
-    found.lls_improve.argtypes = [graph, integer, integer, integer, integer, long, double, pointer, pointer]
-    found.lls_sweep.argtypes = [graph, short, short, integer, ctypes.c_uint64, double, *([pointer] * 4)]
-    found.lls_two_chains.argtypes = [*(long, pointer, pointer), *(long, pointer, pointer), long, pointer]
-    for function in (found.lls_generate, found.lls_improve, found.lls_sweep, found.lls_two_chains):
+    loaded.lls_generate.argtypes = [graph, integer, pointer, pointer]
+    loaded.lls_improve.argtypes = [graph, integer, integer, integer, integer, long, double, pointer, pointer]
+    loaded.lls_sweep.argtypes = [graph, short, short, integer, ctypes.c_uint64, double, *([pointer] * 4)]
+    loaded.lls_two_chains.argtypes = [*(long, pointer, pointer), *(long, pointer, pointer), long, pointer]
+    for function in (loaded.lls_generate, loaded.lls_improve, loaded.lls_sweep, loaded.lls_two_chains):
         function.restype = long
-    return found
+    return loaded
 
 
 def _lists(arcs: Sequence[Sequence[int]]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:

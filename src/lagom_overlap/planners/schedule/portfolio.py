@@ -55,21 +55,21 @@ def run_portfolio(
     """
     generation = ScheduleGeneration(graph)
     after = tails(graph)
-    made: list[tuple[int, int, Schedule]] = []
+    ranked: list[tuple[int, int, Schedule]] = []
     for number, (name, ahead, _, blend) in enumerate(_MEMBERS[:num_members]):
         schedule = generation.schedule(ahead, blended(graph, after, blend), deadline=deadline)
         incumbent.offer(schedule, name)
-        made.append((schedule.makespan, number, schedule))
+        ranked.append((schedule.makespan, number, schedule))
         if incumbent.is_reached:
             break
-    made.sort(key=lambda entry: entry[:2])
-    found = [schedule for _, _, schedule in made]
-    for place, (_, number, schedule) in enumerate(made[:num_improved]):
+    ranked.sort(key=lambda entry: entry[:2])
+    schedules = [schedule for _, _, schedule in ranked]
+    for place, (_, number, schedule) in enumerate(ranked[:num_improved]):
         if incumbent.is_done or deadline.left_s <= 0:
             break
         name, ahead, back, _ = _MEMBERS[number]
-        found[place] = generation.improved(
+        schedules[place] = generation.improved(
             schedule, (ahead, back), max_rounds=max_rounds, target=incumbent.target, deadline=deadline
         )
-        incumbent.offer(found[place], f"{name}, improved")
-    return sorted(found, key=lambda schedule: schedule.makespan)
+        incumbent.offer(schedules[place], f"{name}, improved")
+    return sorted(schedules, key=lambda schedule: schedule.makespan)

@@ -62,15 +62,15 @@ class WindowSearch:
         order = np.lexsort((-starts, -ends) if is_backward else (ends, starts)).astype(np.int32)
         size = min(size, self._num)
         graph = self._arrays.backward if is_backward else self._arrays.forward
-        made = np.zeros(self._num, np.int64)
+        swept_order = np.zeros(self._num, np.int64)
         steps = ctypes.c_int64(deadline.left_steps)
         makespan = library().lls_sweep(
             *(graph, size, max(1, size * (1 + seed % 4) // 4), num_tries, seed, deadline.clock_s),
             *(ctypes.addressof(each) for each in (steps, self._stop)),
-            *(order.ctypes.data, made.ctypes.data),
+            *(order.ctypes.data, swept_order.ctypes.data),
         )
         deadline.spend(steps.value)
-        return schedule_of(makespan, makespan - made - self._arrays.ticks if is_backward else made)
+        return schedule_of(makespan, makespan - swept_order - self._arrays.ticks if is_backward else swept_order)
 
 
 @dataclass(slots=True)
@@ -106,17 +106,17 @@ def race(
             runner.ends = ends
 
         def run(runner: _Runner, number: int = number, num_tries: int = num_tries) -> Schedule:
-            made = runner.schedule
+            schedule = runner.schedule
             for is_backward in (False, True):
-                made = search.swept(
-                    made,
+                schedule = search.swept(
+                    schedule,
                     size=_SIZES[number % len(_SIZES)],
                     num_tries=num_tries,
                     seed=seed + 2 * number + is_backward,
                     deadline=runner.ends,
                     is_backward=is_backward,
                 )
-            return generation.improved(made, max_rounds=2, deadline=runner.ends)
+            return generation.improved(schedule, max_rounds=2, deadline=runner.ends)
 
         made = run_concurrently(run, runners, search.stop)
         deadline.join([runner.ends for runner in runners])

@@ -88,23 +88,23 @@ def choose_sharding(
                 model.bound_memory(lifetimes, moment, memory_limit_bytes)
         if best is not None:
             model.begin_with(best.choice)
-        found = model.solved(deadline, seed)
-        if found is None and best is not None:
+        solution = model.solved(deadline, seed)
+        if solution is None and best is not None:
             return replace(best, bound_s=model.bound_s)
-        if found is None:
+        if solution is None:
             lean = _Model(problem, tie_layers=tie_layers)
             lean.minimise_memory(lifetimes, moments)
             leanest = lean.solved(deadline, seed)
             raise JobError(
                 _why_none(problem, None if leanest is None else lifetimes.peak(leanest[0])[0], memory_limit_bytes)
             )
-        choice, is_optimal = found
+        choice, is_optimal = solution
         peak, moment = lifetimes.peak(choice)
         if memory_limit_bytes is None or peak <= memory_limit_bytes:
-            made = FoundSharding(
+            latest = FoundSharding(
                 problem=problem, choice=choice, is_optimal=is_optimal, peak_bytes=peak, bound_s=model.bound_s
             )
-            return made if best is None or made.seconds <= best.seconds else replace(best, bound_s=model.bound_s)
+            return latest if best is None or latest.seconds <= best.seconds else replace(best, bound_s=model.bound_s)
         if moment in moments:
             break
         moments = [*moments, moment]
@@ -117,12 +117,12 @@ def _cheapest(
     problem: ShardingProblem, lifetimes: TensorLifetimes, starts: Sequence[tuple[int, ...]], limit_bytes: int | None
 ) -> FoundSharding | None:
     """The cheapest of some combinations that can be had and fits."""
-    found = [
+    costs = [
         FoundSharding(problem=problem, choice=choice, is_optimal=False, peak_bytes=lifetimes.peak(choice)[0])
         for choice in starts
         if problem.seconds(choice) < float("inf")
     ]
-    fitting = [one for one in found if limit_bytes is None or one.peak_bytes <= limit_bytes]
+    fitting = [one for one in costs if limit_bytes is None or one.peak_bytes <= limit_bytes]
     return min(fitting, key=lambda one: one.seconds, default=None)
 
 
@@ -193,18 +193,18 @@ class _Model:
             for layout, ways in known[alike].items():
                 self.way[value, part, layout] = ways
                 for before, variable in ways.items():
-                    found = self._problem.conversions.between(self._problem.program.values[value], before, layout)
-                    assert found is not None
-                    self._cost.append(round(found.seconds / _TICK_S) * variable)
+                    conversion = self._problem.conversions.between(self._problem.program.values[value], before, layout)
+                    assert conversion is not None
+                    self._cost.append(round(conversion.seconds / _TICK_S) * variable)
 
     def _readers(self) -> dict[tuple[str, object], dict[object, set[int]]]:
         """For each tensor and part of the step the kinds that read it, and where among their needs."""
-        found: dict[tuple[str, object], dict[object, set[int]]] = defaultdict(lambda: defaultdict(set))
+        readers: dict[tuple[str, object], dict[object, set[int]]] = defaultdict(lambda: defaultdict(set))
         for node, kind in zip(self._problem.nodes, self._kind_of, strict=True):
             for option in node.options:
                 for place, need in enumerate(option.needs):
-                    found[need.value, need.part][kind].add(place)
-        return found
+                    readers[need.value, need.part][kind].add(place)
+        return readers
 
     def _ways_of(
         self, value: str, part: object, kinds: Sequence[object]
@@ -245,7 +245,7 @@ class _Model:
     def begin_with(self, choice: Sequence[int]) -> None:
         """Gives the solver a whole solution."""
         options = [node.options[number] for node, number in zip(self._problem.nodes, choice, strict=True)]
-        made = made_layouts(options)
+        layouts = made_layouts(options)
         asked = {(need.value, need.part, need.layout) for need in needed(options)}
         hints: dict[int, tuple[cp_model.IntVar, bool]] = {}
         for kind, number in zip(self._kind_of, choice, strict=True):
@@ -253,7 +253,7 @@ class _Model:
                 hints[variable.index] = (variable, place == number)
         for key, ways in self.way.items():
             for before, variable in ways.items():
-                hints[variable.index] = (variable, key in asked and before == made[key[0]])
+                hints[variable.index] = (variable, key in asked and before == layouts[key[0]])
         self._model.clear_hints()  # type: ignore[no-untyped-call]  # so in OR-Tools
         for variable, value in hints.values():
             self._model.add_hint(variable, value)

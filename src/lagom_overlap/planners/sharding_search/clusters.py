@@ -178,10 +178,10 @@ def _kind(calls: tuple[TensorCall, ...], program: TensorProgram) -> object:
 def _numbered_kinds(nodes: list[Node]) -> tuple[Node, ...]:
     """Tells equal nodes of one layer apart by their place in it."""
     seen: dict[object, int] = defaultdict(int)
-    found = []
+    kinds = []
     for node in nodes:
         layer = (node.calls[0].updates or node.calls[0].origin.layer) if node.calls else node.name
         place = seen[node.kind, layer]
         seen[node.kind, layer] += 1
-        found.append(replace(node, kind=(node.kind, place)))
-    return tuple(found)
+        kinds.append(replace(node, kind=(node.kind, place)))
+    return tuple(kinds)

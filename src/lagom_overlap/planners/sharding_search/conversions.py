@@ -57,19 +57,19 @@ class Conversions:
         return self._known[key].get(after)
 
     def _from(self, value: Value, start: Layout) -> dict[Layout, Conversion]:
-        found: dict[Layout, Conversion] = {}
+        conversions: dict[Layout, Conversion] = {}
         queue: list[tuple[float, int, Layout, tuple[ConversionStep, ...]]] = [(0.0, 0, start, ())]
         number = 0
         while queue:
             seconds, _, layout, steps = heapq.heappop(queue)
-            if layout in found:
+            if layout in conversions:
                 continue
-            found[layout] = Conversion(seconds, steps)
+            conversions[layout] = Conversion(seconds, steps)
             for step in self._steps(value, layout):
-                if step.after not in found:
+                if step.after not in conversions:
                     number += 1
                     heapq.heappush(queue, (seconds + self._seconds(step), number, step.after, (*steps, step)))
-        return found
+        return conversions
 
     def _seconds(self, step: ConversionStep) -> float:
         if step.collective is None:
@@ -79,15 +79,15 @@ class Conversions:
     def _steps(self, value: Value, layout: Layout) -> Iterator[ConversionStep]:
         for dim, place in enumerate(layout):
             for after in (*range(len(value.shape)), Held.WHOLE):
-                made = (*layout[:dim], after, *layout[dim + 1 :])
-                if after != place and self._is_innermost(layout, dim, place) and self._fits(value, made, dim):
-                    yield self._step(value, layout, made, (dim,))
+                changed = (*layout[:dim], after, *layout[dim + 1 :])
+                if after != place and self._is_innermost(layout, dim, place) and self._fits(value, changed, dim):
+                    yield self._step(value, layout, changed, (dim,))
         if len(layout) > 1 and len(set(layout)) == 1:
             everywhere = tuple(range(len(layout)))
             for after in (*range(len(value.shape)), Held.WHOLE):
-                made = (after,) * len(layout)
-                if made != layout and self._fits(value, made, None):
-                    yield self._step(value, layout, made, everywhere)
+                changed = (after,) * len(layout)
+                if changed != layout and self._fits(value, changed, None):
+                    yield self._step(value, layout, changed, everywhere)
 
     @staticmethod
     def _is_innermost(layout: Layout, dim: int, place: Placement) -> bool:

@@ -120,10 +120,10 @@ class _Emitter:
         if need in self._laid_out:
             return self._laid_out[need]
         value = self._program.values[need.value]
-        found = self._between(value, self._made[need.value], need.layout)
-        assert found is not None, need
+        conversion = self._between(value, self._made[need.value], need.layout)
+        assert conversion is not None, need
         source = self._source.get(need.value, "")
-        for step in found.steps:
+        for step in conversion.steps:
             if step.collective is None:
                 continue
             label = self._label.get(need.value, need.value)
@@ -191,7 +191,7 @@ class _Emitter:
         """The axes of one rank's share in terms of the tensors behind views; those that a view hides are left out."""
         shares = strategy.shares(self._mesh)
         sizes = {axis: size // shares.get(axis, 1) for axis, size in enumerate(call.sizes)}
-        combine = {axis: found for axis in sizes if (found := _combine(call, axis)) is not None}
+        combine = {axis: shards for axis in sizes if (shards := _combine(call, axis)) is not None}
         uses: list[tuple[str, list[int | None]]] = []
         for operand, need, source in reads:
             if need is None or not source:

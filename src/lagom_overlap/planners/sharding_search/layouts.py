@@ -85,14 +85,14 @@ def local_bytes(value: Value, layout: Layout, mesh: SearchMesh) -> int:
 
 def layouts_of(value: Value, mesh: SearchMesh) -> tuple[Layout, ...]:
     """Every way to lay a finished tensor out: dimensions that the ranks divide, or whole."""
-    found: list[Layout] = [()]
+    layouts: list[Layout] = [()]
     for size in mesh.shape:
         longer = []
-        for layout in found:
+        for layout in layouts:
             longer.append((*layout, Held.WHOLE))
             for dim, length in enumerate(value.shape):
                 cut = prod(n for place, n in zip(layout, mesh.shape, strict=False) if place == dim)
                 if length % (cut * size) == 0:
                     longer.append((*layout, dim))
-        found = longer
-    return tuple(found)
+        layouts = longer
+    return tuple(layouts)

@@ -44,25 +44,25 @@ class TensorLifetimes:
         span[1] = max(span[1], moment)
 
     def _copy_spans(self) -> dict[tuple[str, object], list[int]]:
-        found: dict[tuple[str, object], list[int]] = {}
+        spans: dict[tuple[str, object], list[int]] = {}
         for node in self._problem.nodes:
             for call in node.calls:
                 number = self._place[call.name]
                 for operand in call.inputs:
                     need = self._problem.views.need(call, operand, self._problem.mesh.whole)
                     if need is not None:
-                        span = found.setdefault((need.value, need.part), [number, number])
+                        span = spans.setdefault((need.value, need.part), [number, number])
                         span[1] = max(span[1], number)
-        return found
+        return spans
 
     def held(self, moment: int) -> list[str]:
         """Tensors held at a moment as they are made, parameters included; inputs of the step are not counted."""
-        made = [
+        sizes = [
             name
             for name, value in self._values.items()
             if value.kind is ValueKind.MADE and self._span[name][0] <= moment <= self._span[name][1]
         ]
-        return self._parameters + made
+        return self._parameters + sizes
 
     def copies_held(self, moment: int) -> list[tuple[str, object]]:
         """Tensors, each with a part of the step, whose copies in other layouts are held at a moment."""
@@ -87,21 +87,21 @@ class TensorLifetimes:
         problem = self._problem
         program, mesh = problem.program, problem.mesh
         options = [node.options[number] for node, number in zip(problem.nodes, choice, strict=True)]
-        made = made_layouts(options)
+        layouts = made_layouts(options)
         change: dict[int, int] = defaultdict(int)
         for name, value in self._values.items():
             if value.kind is ValueKind.MADE:
                 first, last = self._span[name]
-                change[first] += local_bytes(value, made[name], mesh)
-                change[last + 1] -= local_bytes(value, made[name], mesh)
+                change[first] += local_bytes(value, layouts[name], mesh)
+                change[last + 1] -= local_bytes(value, layouts[name], mesh)
         for need in needed(options):
             span = self._copies.get((need.value, need.part))
-            if span is not None and need.layout != made[need.value]:
+            if span is not None and need.layout != layouts[need.value]:
                 num_bytes = local_bytes(program.values[need.value], need.layout, mesh)
                 change[span[0]] += num_bytes
                 change[span[1] + 1] -= num_bytes
         total = sum(option.resident_bytes for option in options)
-        total += sum(local_bytes(program.values[name], made[name], mesh) for name in self._parameters)
+        total += sum(local_bytes(program.values[name], layouts[name], mesh) for name in self._parameters)
         most, at = 0, 0
         for moment in range(len(program.calls)):
             total += change[moment]

@@ -49,13 +49,13 @@ class ShardingProblem:
     def seconds(self, choice: Sequence[int]) -> float:
         """Seconds of a combination, everything one after the other; infinite where a layout cannot be had."""
         options = [node.options[number] for node, number in zip(self.nodes, choice, strict=True)]
-        made = made_layouts(options)
+        layouts = made_layouts(options)
         total = sum(option.seconds for option in options)
         for need in needed(options):
-            found = self.conversions.between(self.program.values[need.value], made[need.value], need.layout)
-            if found is None:
+            conversion = self.conversions.between(self.program.values[need.value], layouts[need.value], need.layout)
+            if conversion is None:
                 return float("inf")
-            total += found.seconds
+            total += conversion.seconds
         return total
 
 

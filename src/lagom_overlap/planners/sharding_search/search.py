@@ -36,11 +36,11 @@ def starts_from(problem: ShardingProblem, lines: dict[tuple[int, ...], FoundShar
     """Combinations of a rectangle's problem made of what was found of its lines."""
     shape = problem.mesh.shape
     everywhere = [(prod(shape),)] * len(shape)
-    found = []
+    starts = []
     for sources in (everywhere, [(size,) for size in shape]):
         if all(source in lines for source in sources):
-            found.append(_together(problem, [_chosen(lines[source]) for source in sources]))
-    return found
+            starts.append(_together(problem, [_chosen(lines[source]) for source in sources]))
+    return starts
 
 
 Chosen = dict[str, Placement]
@@ -114,10 +114,10 @@ def search_sharding(
 
     def problem_of(shape: tuple[int, ...]) -> ShardingProblem:
         mesh = SearchMesh(shape)
-        made = sharding_problem(program, mesh, Conversions(mesh, cluster, times), times)
+        problem = sharding_problem(program, mesh, Conversions(mesh, cluster, times), times)
         if zero_stage is not None:
-            return data_parallel(made, zero_stage)
-        return replace(made, nodes=tuple(map(sharing_products, made.nodes))) if len(mesh_shape) > 1 else made
+            return data_parallel(problem, zero_stage)
+        return replace(problem, nodes=tuple(map(sharing_products, problem.nodes))) if len(mesh_shape) > 1 else problem
 
     problem = problem_of(mesh_shape)
     if len(mesh_shape) == 1:

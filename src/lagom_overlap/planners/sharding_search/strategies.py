@@ -32,11 +32,11 @@ class ShardingStrategy:
 
     def shares(self, mesh: SearchMesh) -> dict[int, int]:
         """Into how many parts each axis is shared out."""
-        found: dict[int, int] = {}
+        parts: dict[int, int] = {}
         for choice, size in zip(self.choices, mesh.shape, strict=True):
             if not isinstance(choice, Held):
-                found[choice] = found.get(choice, 1) * size
-        return found
+                parts[choice] = parts.get(choice, 1) * size
+        return parts
 
 
 def _placement(choice: Choice, operand: Operand) -> Placement:
@@ -57,8 +57,8 @@ def strategies_of(call: TensorCall, mesh: SearchMesh) -> tuple[ShardingStrategy,
         ]
         for n in mesh.shape
     ]
-    found = (ShardingStrategy(choices) for choices in product(*options))
-    return tuple(s for s in found if all(call.sizes[axis] % n == 0 for axis, n in s.shares(mesh).items()))
+    candidates = (ShardingStrategy(choices) for choices in product(*options))
+    return tuple(s for s in candidates if all(call.sizes[axis] % n == 0 for axis, n in s.shares(mesh).items()))
 
 
 def local_work(call: TensorCall, strategy: ShardingStrategy, mesh: SearchMesh) -> Work | None:
@@ -164,8 +164,8 @@ def _seen_through(place: Placement, call: TensorCall, output: Operand) -> Placem
 
 def needs_of(call: TensorCall, strategy: ShardingStrategy, views: Views) -> tuple[Need, ...]:
     """What all inputs of a call ask for."""
-    found = (views.need(call, operand, strategy.layout(operand)) for operand in call.inputs)
-    return tuple(need for need in found if need is not None)
+    needs = (views.need(call, operand, strategy.layout(operand)) for operand in call.inputs)
+    return tuple(need for need in needs if need is not None)
 
 
 def computing(calls: Sequence[TensorCall]) -> Iterator[TensorCall]:

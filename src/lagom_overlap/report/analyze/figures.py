@@ -42,9 +42,9 @@ def parts_of(found: Measures) -> tuple[int, ...]:
 
 
 def _bars(names: Sequence[str], held: Sequence[Measures]) -> go.Figure:
-    unit, unit_name = time_unit(max((found.span_ns for found in held), default=0) / NS_PER_S)
+    unit, unit_name = time_unit(max((measures.span_ns for measures in held), default=0) / NS_PER_S)
     figure = go.Figure()
-    rows = [parts_of(found) for found in held]
+    rows = [parts_of(measures) for measures in held]
     for index, (part, colour) in enumerate(_PARTS):
         figure.add_bar(
             name=part,
@@ -103,11 +103,11 @@ def waterfall_of(findings: Findings) -> tuple[tuple[str, float, str], ...]:
 def _told_apart(names: Sequence[str]) -> list[str]:
     """The names, with a number after each repeated one: equal names would share a row."""
     seen: Counter[str] = Counter()
-    found = []
+    labels = []
     for name in names:
         seen[name] += 1
-        found.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
-    return found
+        labels.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    return labels
 
 
 def waterfall_figure(findings: Findings) -> go.Figure | None:

@@ -233,7 +233,7 @@ def _detail(result: AnalyzeResult, row: CollectiveRow) -> _Detail:
         facts=tuple(facts),
         overlapped=tuple(
             cells
-            for cells, held in zip(_in_one_line(contention_cells(result)), contention.classes, strict=True)
-            if held.collective == key
+            for cells, kernel_class in zip(_in_one_line(contention_cells(result)), contention.classes, strict=True)
+            if kernel_class.collective == key
         ),
     )

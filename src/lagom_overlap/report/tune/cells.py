@@ -166,17 +166,17 @@ def tiles(result: TuneResult) -> tuple[Tile, ...]:
         than = f"tuned over {result.words_for(DEFAULT_ARM)}"
         return (Tile("The whole gain", median_text(share.whole), than, "predicted", "nothing was run"),)
     default, engine = result.words_for(DEFAULT_ARM), result.words_for(ENGINE_DEFAULT)
-    found = [_tile("The whole gain", f"tuned over {default}", share.whole)]
+    shares = [_tile("The whole gain", f"tuned over {default}", share.whole)]
     if share.engine is not None:
-        found.append(_tile("Of which engine", f"{engine} over {default}", share.engine))
+        shares.append(_tile("Of which engine", f"{engine} over {default}", share.engine))
     if share.tuning is not None:
-        found.append(_tile("Of which tuning", f"tuned over {engine}", share.tuning))
+        shares.append(_tile("Of which tuning", f"tuned over {engine}", share.tuning))
     fixed = verdict.over_baselines.get(verdict.best_fixed) if verdict.best_fixed else None
     if verdict.best_fixed and fixed is not None:
-        found.append(
+        shares.append(
             _tile("Over the best setting without a search", f"tuned over {result.words_for(verdict.best_fixed)}", fixed)
         )
-    return tuple(found)
+    return tuple(shares)
 
 
 def _tile(name: str, what: str, ratio: PairedRatio) -> Tile:
@@ -190,8 +190,8 @@ def sentences(result: TuneResult) -> tuple[str, ...]:
         return ()
     if result.is_prediction:
         return failure_sentences(result)
-    found = (share_sentence(result), fixed_sentence(result), *failure_sentences(result), busy_sentence(result))
-    return tuple(text for text in found if text)
+    texts = (share_sentence(result), fixed_sentence(result), *failure_sentences(result), busy_sentence(result))
+    return tuple(text for text in texts if text)
 
 
 def probe_rows(history: GroupHistory) -> tuple[ProbeRow, ...]:
@@ -226,7 +226,7 @@ def facts(result: TuneResult) -> tuple[tuple[str, str], ...]:
     rounds = {entry.step.round for entry in result.search.entries} - {None}
     guard = "guarded: the default stays the incumbent" if result.guarded else "unguarded, as published"
     runs = "one run" if result.repeats == 1 else f"median of {result.repeats} runs, each the maximum over ranks"
-    found = [
+    facts_shown = [
         ("what ran", result.backend_description),
         ("tuner", f"{result.tuner} ({guard})"),
         ("seed", str(result.seed)),
@@ -237,4 +237,4 @@ def facts(result: TuneResult) -> tuple[tuple[str, str], ...]:
         ("date", result.date),
         ("duration", format_seconds(result.duration_s)),
     ]
-    return (*found, *result.machine.items(), *result.versions.items())
+    return (*facts_shown, *result.machine.items(), *result.versions.items())

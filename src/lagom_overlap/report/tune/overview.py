@@ -71,8 +71,8 @@ def _row(result: TuneResult, kinds: tuple[str, ...], members: Sequence[GroupHist
     is_changed = any(tuned[problem.group.name] != problem.default for problem in problems)
     pairs: dict[str, list[tuple[CommConfig, CommConfig]]] = defaultdict(list)
     for problem in problems:
-        for comm, default, found in zip(problem.group.comms, problem.default, tuned[problem.group.name], strict=True):
-            pairs[_kind(comm)].append((default, found))
+        for comm, default, config in zip(problem.group.comms, problem.default, tuned[problem.group.name], strict=True):
+            pairs[_kind(comm)].append((default, config))
     changes = []
     for kind in kinds:
         words = [

@@ -95,8 +95,8 @@ def render_tuning(result: TuneResult) -> str:
 
 def _page(result: TuneResult) -> _Page:
     verdict = result.verdict
-    held = histories(result)
-    shares = _shares(held)
+    probes = histories(result)
+    shares = _shares(probes)
     guard = "guarded" if result.guarded else "unguarded"
     verdict_class, verdict_word = _verdict_words(result)
     paired = None if result.is_prediction else verdict
@@ -115,7 +115,7 @@ def _page(result: TuneResult) -> _Page:
         changes_note=_changes_note(result),
         knobs=tuple(KNOB_WORDS[knob] for knob in shown_knobs(result)),
         groups=_within(
-            [_group_part(result, history, share) for history, share in zip(held, shares, strict=True)], shares
+            [_group_part(result, history, share) for history, share in zip(probes, shares, strict=True)], shares
         ),
         opened=max(range(len(shares)), key=lambda index: shares[index] or 0.0) + 1,
         rounds_note=_rounds_note(result),
@@ -168,8 +168,8 @@ def _sentences(result: TuneResult) -> tuple[str, ...]:
     share = result.engine_share
     is_said = share is None or share.engine is not None or result.changes_nothing
     engines = "" if is_said else share_sentence(result)
-    found = (step_sentence(result), engines, *failure_sentences(result), busy_sentence(result))
-    return tuple(text for text in found if text)
+    texts = (step_sentence(result), engines, *failure_sentences(result), busy_sentence(result))
+    return tuple(text for text in texts if text)
 
 
 def _changes_note(result: TuneResult) -> str:

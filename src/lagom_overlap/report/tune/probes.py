@@ -91,13 +91,13 @@ def _history(result: TuneResult, problem: GroupProblem) -> GroupHistory:
             )
         elif isinstance(outcome, Measurement) and entry.step.arm not in (None, SAME_ARM):
             runs.setdefault(entry.step.arm, []).append(outcome)
-    arms = {arm: Measurement.from_runs(held) for arm, held in runs.items()}
-    found = tuple(probes)
-    default, recommended = arms.get(DEFAULT_ARM) or _median_of(found, problem.default), result.search.tuned_of(problem)
+    arms = {arm: Measurement.from_runs(arm_runs) for arm, arm_runs in runs.items()}
+    taken = tuple(probes)
+    default, recommended = arms.get(DEFAULT_ARM) or _median_of(taken, problem.default), result.search.tuned_of(problem)
     return GroupHistory(
         problem=problem,
-        probes=found,
+        probes=taken,
         arms=arms,
         default=default,
-        tuned=arms.get(TUNED_ARM) or (default if recommended == problem.default else _median_of(found, recommended)),
+        tuned=arms.get(TUNED_ARM) or (default if recommended == problem.default else _median_of(taken, recommended)),
     )

@@ -80,8 +80,8 @@ def ratio_figure(result: TuneResult, verdict: Verdict) -> go.Figure | None:
 
 def _colour(verdict: Verdict, arm: str) -> str:
     """Whether the sequential test tells tuned from a contender."""
-    found = judged_pairs(verdict.makespans_s[arm], verdict.makespans_s[TUNED_ARM]).decision
-    return {Decision.FASTER: GOOD, Decision.SLOWER: BAD}.get(found, NEUTRAL)
+    decision = judged_pairs(verdict.makespans_s[arm], verdict.makespans_s[TUNED_ARM]).decision
+    return {Decision.FASTER: GOOD, Decision.SLOWER: BAD}.get(decision, NEUTRAL)
 
 
 def _add_pairs(figure: go.Figure, verdict: Verdict, arm: str, row: int) -> None:
