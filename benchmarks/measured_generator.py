@@ -45,6 +45,8 @@ PRODUCT_SHARE = 0.3
 BYTES_PER_S = 1.5e12
 TAIL = 0.06
 Floats = npt.NDArray[np.float64]
+Places = npt.NDArray[np.intp]
+Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,8 @@ class MeasuredGroup:
     """A drawn group: the problem that a tuner gets, and its true times. The same interface as `SimulatedGroup`."""
 
     form = "measured"
+    times_waits = True
+    """Whether the time x_j of a collective begins when it is enqueued, and not when it begins to move."""
 
     def __init__(
         self,
@@ -135,7 +139,7 @@ class MeasuredGroup:
         self._slow = np.array([1.0 + kernel.slows_comm for kernel in kernels] + [1.0])
         self._told: WeakKeyDictionary[Random, int] = WeakKeyDictionary()
 
-    def _run(self, places: npt.NDArray[np.intp]) -> tuple[Floats, Floats, Floats]:
+    def _run(self, places: Places) -> tuple[Floats, Floats, Floats]:
         """(x_j, Y, Z) of many assignments, (assignments, collectives) into `CONFIGS`."""
         count, none = len(places), len(CONFIGS)
         num_kernels, num_comms = len(self._kernel_s) - 1, self.num_comms
@@ -144,7 +148,7 @@ class MeasuredGroup:
         i, j = np.zeros(count, dtype=np.intp), np.zeros(count, dtype=np.intp)
         kernel_left, comm_left = np.ones(count), np.ones(count)
         now, comp_s, comm_s = np.zeros(count), np.zeros(count), np.zeros((count, num_comms + 1))
-        waits = np.full(count, self._behind)
+        waits = self._waits(i, j, np.zeros(count, dtype=bool), np.zeros(count, dtype=bool), np.ones(count, dtype=bool))
         for _ in range(num_kernels + num_comms):
             place = np.where(waits, none, padded[rows, j])
             kernel_s = self._kernel_s[i, place]
@@ -155,14 +159,21 @@ class MeasuredGroup:
             kernel_ends, comm_ends = (to_kernel_end <= step) & ~ended, (to_comm_end <= step) & ~ended
             step[ended] = 0.0
             now += step
-            comm_s[rows, j] += step
+            comm_s[rows, j] += step if self.times_waits else np.where(waits, 0.0, step)
             kernel_left = np.where(kernel_ends, 1.0, kernel_left - step / kernel_s)
             comm_left = np.where(comm_ends, 1.0, comm_left - step / moving_s)
             i, j = i + kernel_ends, j + comm_ends
             comp_s = np.where(kernel_ends, now, comp_s)
-            # A collective whose turn comes while a kernel runs is behind it; kernels do not pause between each other.
-            waits = np.where(comm_ends, self._behind & (i < num_kernels), waits & ~kernel_ends) & (i < num_kernels)
+            waits = self._waits(i, j, waits, kernel_ends, comm_ends)
         return comm_s[:, :num_comms], comp_s, now
+
+    def _waits(self, i: Places, j: Places, waits: Mask, kernel_ends: Mask, comm_ends: Mask) -> Mask:
+        """Whether collective j waits while kernel i runs, after what has just ended.
+
+        One whose turn comes while a kernel runs is behind it; kernels do not pause between each other.
+        """
+        runs = i < len(self._kernel_s) - 1
+        return np.where(comm_ends, self._behind & runs, waits & ~kernel_ends) & runs
 
     def exact(self, assignment: Assignment) -> Measurement:
         """The times without noise."""
