@@ -21,16 +21,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.tuners.ours import OurSearch
-from lagom_overlap.tuners.problem import GroupProblem
-from lagom_overlap.workload import CommOp, CompOp, OverlapGroup
-from overlap_generator import DEFAULT, FORMS, FROZEN, SPACE, Draw, SimulatedGroup, _draw_body, _draw_wire, _shares
+from overlap_generator import FORMS, FROZEN, Draw, SimulatedGroup, _draw_body, _draw_wire, group_of
 from search_quality import percentile_95
 
 NOISE = 0.02
 YARD = np.random.default_rng(0).random((256, 256))
-KINDS = (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE)
 
 
 def draw_iteration(seed: int, number: int, num_groups: int, num_comms: int) -> list[SimulatedGroup]:
@@ -41,20 +37,7 @@ def draw_iteration(seed: int, number: int, num_groups: int, num_comms: int) -> l
     for index in range(num_groups):
         drawn = _draw_body(draw)
         body = replace(machine, kernels=drawn.kernels, sensitivity=drawn.sensitivity)
-        alone_s = sum(body.kernel_s(i, None, 0.0) for i in range(len(body.kernels)))
-        ratio = draw.one_of((0.15, 0.3, 0.5, 0.8, 1.2)) * draw.between(0.8, 1.25)
-        comms = []
-        for j, share in enumerate(_shares(draw, num_comms)):
-            unit = Collective(draw.one_of(KINDS), 10**9, 8)
-            num_bytes = max(1, round(ratio * share * alone_s * wire.link / unit.wire_bytes * unit.num_bytes))
-            comms.append(CommOp(name=f"comm{j}", collective=Collective(unit.kind, num_bytes, 8)))
-        group = OverlapGroup(
-            name=f"group-{index}",
-            computations=tuple(CompOp(name=f"kernel{i}", work=kernel) for i, kernel in enumerate(body.kernels)),
-            comms=tuple(comms),
-        )
-        problem = GroupProblem(group=group, spaces=(SPACE,) * num_comms, default=(DEFAULT,) * num_comms)
-        groups.append(SimulatedGroup(problem, wire, body))
+        groups.append(group_of(draw, f"group-{index}", wire, body, num_comms))
     return groups
 
 

@@ -34,7 +34,7 @@ import numpy.typing as npt
 from lagom_overlap.collective import Collective, CollectiveKind, CommConfig, Protocol
 from lagom_overlap.tuners.problem import Assignment, GroupProblem, Measurement
 from lagom_overlap.workload import CommOp, CompOp, Kernel, OverlapGroup
-from overlap_generator import CHANNELS, CONFIGS, DEFAULT, PLACE, SPACE, Draw
+from overlap_generator import CHANNELS, CONFIGS, DEFAULT, PLACE, SPACE, Draw, oracle_of
 
 FROZEN = "measured-1"
 """Version of the draws and the physics."""
@@ -197,27 +197,8 @@ class MeasuredGroup:
         return Measurement(makespan_s=max(makespan_s, comp_s), comp_s=comp_s, comm_s=comm_s)
 
     def oracle(self, num_starts: int = 4) -> tuple[Assignment, float]:
-        """The best assignment known and its makespan: coordinate search from the best equal setting and drawn ones."""
-        draw = Draw(f"oracle/{self.problem.group.name}")
-        singles = self._run(np.repeat(np.arange(len(CONFIGS))[:, None], self.num_comms, axis=1))[2]
-        starts = [[PLACE[DEFAULT]] * self.num_comms, [int(np.argmin(singles))] * self.num_comms]
-        while len(starts) < num_starts:
-            starts.append([draw.whole(0, len(CONFIGS) - 1) for _ in range(self.num_comms)])
-        best_s, best = min(self._descend(start) for start in starts)
-        return tuple(CONFIGS[place] for place in best), best_s
-
-    def _descend(self, start: list[int]) -> tuple[float, list[int]]:
-        places, best_s, since_better, j = list(start), float("inf"), 0, 0
-        while since_better < self.num_comms:
-            tried = np.repeat(np.array([places]), len(CONFIGS), axis=0)
-            tried[:, j] = np.arange(len(CONFIGS))
-            makespans = self._run(tried)[2]
-            found = int(np.argmin(makespans))
-            if makespans[found] < best_s * (1 - 1e-12):
-                best_s, places[j], since_better = float(makespans[found]), found, 0
-            since_better += 1
-            j = (j + 1) % self.num_comms
-        return best_s, places
+        """The best assignment known and its makespan: see `oracle_of`."""
+        return oracle_of(self.problem.group.name, self.num_comms, lambda places: self._run(places)[2], num_starts)
 
 
 def _draw_kernel(draw: Draw) -> DrawnKernel:

@@ -38,6 +38,7 @@ looked at.
 **Noise** is log-normal per timing: Y and each x_j have their own factor, Z = max(sum of x_j, Y) of the noisy ones.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, exp, sqrt
@@ -261,32 +262,39 @@ class SimulatedGroup:
         return now
 
     def oracle(self, num_starts: int = 6) -> tuple[Assignment, float]:
-        """The best assignment known and its noise-free makespan.
+        """The best assignment known and its noise-free makespan: see `oracle_of`."""
+        return oracle_of(self.problem.group.name, self.num_comms, self.makespans, num_starts)
 
-        Coordinate search, the whole space of one collective at a time, from the default, from the best setting that is
-        equal for all, and from random ones.
-        """
-        draw = Draw(f"oracle/{self.problem.group.name}")
-        singles = self.makespans(np.repeat(np.arange(len(CONFIGS))[:, None], self.num_comms, axis=1))
-        starts = [[PLACE[DEFAULT]] * self.num_comms, [int(np.argmin(singles))] * self.num_comms]
-        while len(starts) < num_starts:
-            starts.append([draw.whole(0, len(CONFIGS) - 1) for _ in range(self.num_comms)])
-        best_s, best = min(self._descend(start) for start in starts)
-        return tuple(CONFIGS[place] for place in best), best_s
 
-    def _descend(self, start: list[int]) -> tuple[float, list[int]]:
-        places, best_s, since_better, j = list(start), np.inf, 0, 0
-        candidates = np.arange(len(CONFIGS))
-        while since_better < self.num_comms:
-            tried = np.repeat(np.array([places]), len(CONFIGS), axis=0)
-            tried[:, j] = candidates
-            makespans = self.makespans(tried)
-            found = int(np.argmin(makespans))
-            if makespans[found] < best_s * (1 - 1e-12):
-                best_s, places[j], since_better = float(makespans[found]), found, 0
-            since_better += 1
-            j = (j + 1) % self.num_comms
-        return best_s, places
+def oracle_of(
+    name: str, num_comms: int, makespans: Callable[[npt.NDArray[np.intp]], Floats], num_starts: int
+) -> tuple[Assignment, float]:
+    """The best assignment known of a group and its makespan.
+
+    Coordinate search, the whole space of one collective at a time, from the default, from the best setting that is
+    equal for all, and from random ones. `makespans` takes (assignments, collectives) into `CONFIGS`.
+    """
+    draw = Draw(f"oracle/{name}")
+    singles = makespans(np.repeat(np.arange(len(CONFIGS))[:, None], num_comms, axis=1))
+    starts = [[PLACE[DEFAULT]] * num_comms, [int(np.argmin(singles))] * num_comms]
+    while len(starts) < num_starts:
+        starts.append([draw.whole(0, len(CONFIGS) - 1) for _ in range(num_comms)])
+    best_s, best = min(_descend(start, makespans) for start in starts)
+    return tuple(CONFIGS[place] for place in best), best_s
+
+
+def _descend(start: list[int], makespans: Callable[[npt.NDArray[np.intp]], Floats]) -> tuple[float, list[int]]:
+    places, best_s, since_better, j = list(start), float("inf"), 0, 0
+    while since_better < len(places):
+        tried = np.repeat(np.array([places]), len(CONFIGS), axis=0)
+        tried[:, j] = np.arange(len(CONFIGS))
+        times_s = makespans(tried)
+        fastest = int(np.argmin(times_s))
+        if times_s[fastest] < best_s * (1 - 1e-12):
+            best_s, places[j], since_better = float(times_s[fastest]), fastest, 0
+        since_better += 1
+        j = (j + 1) % len(places)
+    return best_s, places
 
 
 def _draw_wire(draw: Draw, form: str) -> Wire:
@@ -345,6 +353,11 @@ def draw_group(seed: int, index: int, num_comms: int) -> SimulatedGroup:
         raise ValueError(f"num_comms is {num_comms}, must be at least 1")
     draw = Draw(f"{FROZEN}/{seed}/{index}/{num_comms}")
     wire, body = _draw_wire(draw, FORMS[index % 2]), _draw_body(draw)
+    return group_of(draw, f"group-{FROZEN}-{seed}-{index}-{num_comms}", wire, body, num_comms)
+
+
+def group_of(draw: Draw, name: str, wire: Wire, body: Body, num_comms: int) -> SimulatedGroup:
+    """A group of that many collectives, whose sizes are drawn, beside a body of kernels."""
     alone_s = sum(body.kernel_s(i, None, 0.0) for i in range(len(body.kernels)))
     # Communication over computation, each alone and at the link's full rate.
     ratio = draw.one_of((0.15, 0.3, 0.5, 0.8, 1.2)) * draw.between(0.8, 1.25)
@@ -355,7 +368,7 @@ def draw_group(seed: int, index: int, num_comms: int) -> SimulatedGroup:
         num_bytes = max(1, round(ratio * share * alone_s * wire.link / unit.wire_bytes * unit.num_bytes))
         comms.append(CommOp(name=f"comm{j}", collective=Collective(unit.kind, num_bytes, 8)))
     group = OverlapGroup(
-        name=f"group-{FROZEN}-{seed}-{index}-{num_comms}",
+        name=name,
         computations=tuple(CompOp(name=f"kernel{i}", work=kernel) for i, kernel in enumerate(body.kernels)),
         comms=tuple(comms),
     )
