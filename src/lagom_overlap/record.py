@@ -187,7 +187,7 @@ def _is_unwritten(path: Path) -> bool:
     """Whether a run of ours created the folder and ended before it had written a file."""
     if path.is_symlink() or not (path / _MARK).is_file() or path.stat().st_uid != os.geteuid():
         return False
-    return all(entry.name == _MARK or _HALF_WRITTEN.fullmatch(entry.name) for entry in path.iterdir())
+    return all(held.name == _MARK or _HALF_WRITTEN.fullmatch(held.name) for held in path.iterdir())
 
 
 def append_line(path: Path, line: str) -> None:

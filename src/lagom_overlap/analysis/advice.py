@@ -95,18 +95,18 @@ def _channel_line(key: CollectiveKey, bound: Literal["min", "max"], channels: in
         return f"export NCCL_{bound.upper()}_P2P_NCHANNELS={channels}  # of every communicator's point-to-point"
     if version is not None and version < _CTAS_SINCE:
         return f"export NCCL_{bound.upper()}_NCHANNELS={channels}  # of every communicator"
-    maker = "init_process_group" if key.communicator == "default_pg" else "new_group"
+    made = "init_process_group" if key.communicator == "default_pg" else "new_group"
     return (
         f"opts = dist.ProcessGroupNCCL.Options(); opts.config.{bound}_ctas = {channels}; "
-        f"dist.{maker}(..., pg_options=opts)  # where {key.communicator} is made; holds for all its collectives"
+        f"dist.{made}(..., pg_options=opts)  # where {key.communicator} is made; holds for all its collectives"
     )
 
 
 def _fewer_channels(findings: Findings) -> Iterator[Advice]:
     rows = {row.key: row for row in findings.rows}
-    for key, slowdown in findings.contention.by_collective.items():
+    for key, found in findings.contention.by_collective.items():
         row = rows.get(key)
-        if row is None or key.reach is KnobReach.NONE or not slowdown.is_proven or key.num_channels < 2:
+        if row is None or key.reach is KnobReach.NONE or not found.is_proven or key.num_channels < 2:
             continue
         if row.exposed_ns > _HIDDEN * row.total_ns:
             continue
@@ -116,10 +116,10 @@ def _fewer_channels(findings: Findings) -> Iterator[Advice]:
             what=f"Give {describe(key)} {channels} channel{'s' if channels > 1 else ''}: at most half of its "
             "stretch goes",
             apply=_channel_line(key, "max", channels, findings),
-            evidence=f"{slowdown.num_overlapped} kernel runs during it take {_ratio(slowdown)}, "
-            f"{_time(findings, slowdown.stretched_ns)} in all; only "
+            evidence=f"{found.num_overlapped} kernel runs during it take {_ratio(found)}, "
+            f"{_time(findings, found.stretched_ns)} in all; only "
             f"{100 * row.exposed_ns / row.total_ns:.0f} % of it is exposed",
-            predicted_gain_s=_per_step(findings, slowdown.stretched_ns / 2),
+            predicted_gain_s=_per_step(findings, found.stretched_ns / 2),
         )
 
 
@@ -158,9 +158,9 @@ def _more_channels(findings: Findings) -> Iterator[Advice]:
 def _larger_buckets(findings: Findings) -> Iterator[Advice]:
     reduces = [row for row in findings.rows if row.kind is CollectiveKind.ALL_REDUCE and row.key.num_bytes]
     for communicator in sorted({row.key.communicator for row in reduces}):
-        rows = [row for row in reduces if row.key.communicator == communicator]
-        small = [row for row in rows if row.key.num_bytes < _SMALL]
-        large = [row for row in rows if row.key.num_bytes >= _SMALL]
+        held = [row for row in reduces if row.key.communicator == communicator]
+        small = [row for row in held if row.key.num_bytes < _SMALL]
+        large = [row for row in held if row.key.num_bytes >= _SMALL]
         count = sum(row.count for row in small)
         if count < 4 * findings.num_windows:
             continue
@@ -235,7 +235,7 @@ def _queued_behind(rank: RankFindings) -> dict[tuple[str, CollectiveKind], _Queu
     for index, call in enumerate(calls):
         if call.event != UNKNOWN:
             by_group.setdefault(call.communicator, []).append(index)
-    queued: dict[tuple[str, CollectiveKind], _Queued] = {}
+    found: dict[tuple[str, CollectiveKind], _Queued] = {}
     for communicator, held in by_group.items():
         held.sort(key=lambda index: int(events.start_ns[calls[index].event]))
         for before, after in pairwise(held):
@@ -249,8 +249,8 @@ def _queued_behind(rank: RankFindings) -> dict[tuple[str, CollectiveKind], _Queu
                 continue
             queued_ns = start - max(launch, int(events.start_ns[calls[before].event]))
             one = _Queued(count=1, queued_ns=queued_ns, won_ns=min(queued_ns, int(rank.exposed_ns[after])))
-            queued[communicator, kind] = queued.get((communicator, kind), _Queued()) + one
-    return queued
+            found[communicator, kind] = found.get((communicator, kind), _Queued()) + one
+    return found
 
 
 def _separate_reduce_scatter(findings: Findings) -> Iterator[Advice]:
@@ -318,10 +318,10 @@ def _carve_out(findings: Findings) -> Iterator[Advice]:
     channels = max((row.key.num_channels for row in findings.rows if row.key.num_channels < sms), default=0)
     for kernel in findings.contention.kernels:
         blocks = kernel.grid[0] * kernel.grid[1] * kernel.grid[2]
-        slowdown = kernel.found
-        if kernel.kernel_class is not KernelClass.GEMM or blocks != sms or not slowdown.is_proven or not channels:
+        found = kernel.found
+        if kernel.kernel_class is not KernelClass.GEMM or blocks != sms or not found.is_proven or not channels:
             continue
-        gain_ns = slowdown.stretched_ns - slowdown.base_ns * channels / (sms - channels)
+        gain_ns = found.stretched_ns - found.base_ns * channels / (sms - channels)
         if gain_ns <= 0:
             continue
         blackwell = any(word in gpu for word in ("B100", "B200", "B300", "GB200", "GB300"))
@@ -331,8 +331,8 @@ def _carve_out(findings: Findings) -> Iterator[Advice]:
             apply=f"stream = torch.cuda.GreenContext.create(num_sms={sms - channels}).Stream()"
             if blackwell
             else f"torch._C._set_sm_carveout_experimental({channels})",
-            evidence=f"a GEMM with one block for each of the {sms} SMs takes {_ratio(slowdown)} during collectives of "
-            f"up to {channels} channels ({slowdown.num_overlapped} runs)",
+            evidence=f"a GEMM with one block for each of the {sms} SMs takes {_ratio(found)} during collectives of "
+            f"up to {channels} channels ({found.num_overlapped} runs)",
             predicted_gain_s=_per_step(findings, gain_ns),
         )
         return
@@ -391,17 +391,17 @@ def _host_bound(findings: Findings) -> Iterator[Advice]:
 
 
 def _blocking_launches(findings: Findings) -> Iterator[Advice]:
-    launches = [rank.blocking for rank in findings.ranks]
-    idle_ns = sum(one.idle_ns for one in launches)
+    held = [rank.blocking for rank in findings.ranks]
+    idle_ns = sum(one.idle_ns for one in held)
     longest = max(
-        (one.longest for one in launches if one.longest), key=lambda call: call.end_ns - call.start_ns, default=None
+        (one.longest for one in held if one.longest), key=lambda call: call.end_ns - call.start_ns, default=None
     )
     if longest is None or not idle_ns:
         return
     causes = {
-        "collective": sum(one.idle_collective_ns for one in launches),
-        "first": sum(one.idle_first_ns for one in launches),
-        "other": sum(one.idle_other_ns for one in launches),
+        "collective": sum(one.idle_collective_ns for one in held),
+        "first": sum(one.idle_first_ns for one in held),
+        "other": sum(one.idle_other_ns for one in held),
     }
     cause = max(causes, key=lambda name: causes[name])
     what, apply = {
@@ -419,7 +419,7 @@ def _blocking_launches(findings: Findings) -> Iterator[Advice]:
         ),
     }[cause]
     span_ns = sum(rank.measures.span_ns for rank in findings.ranks)
-    num, blocked_ns = sum(one.num for one in launches), sum(one.blocked_ns for one in launches)
+    num, blocked_ns = sum(one.num for one in held), sum(one.blocked_ns for one in held)
     yield Advice(
         rule="blocking_launches",
         what=what,
@@ -440,7 +440,7 @@ def _late_peers(findings: Findings) -> Iterator[Advice]:
     ]
     if len(findings.ranks) < 2 or not sum(matched) or sum(waits) < _WAIT_SHARE * sum(matched):
         return
-    late = int(np.argmin([wait / spent if spent else 1.0 for wait, spent in zip(waits, matched, strict=True)]))
+    late = int(np.argmin([wait / held if held else 1.0 for wait, held in zip(waits, matched, strict=True)]))
     rank = findings.ranks[late].trace
     name = f"rank {rank.rank}" if rank.rank is not None else rank.file
     yield Advice(
@@ -491,9 +491,9 @@ _RULES: Final[tuple[Callable[[Findings], Iterator[Advice]], ...]] = (
 def advice_of(findings: Findings) -> tuple[Advice, ...]:
     """All advice that this trace gives evidence for and that is worth at least `_MIN_GAIN` of a step, best first."""
     span_s = sum(rank.measures.span_ns for rank in findings.ranks) / NS_PER_S / findings.num_windows
-    advices = [advice for rule in _RULES for advice in rule(findings)]
+    found = [advice for rule in _RULES for advice in rule(findings)]
     worth = [
-        advice for advice in advices if advice.predicted_gain_s >= _MIN_GAIN * span_s and advice.predicted_gain_s > 0
+        advice for advice in found if advice.predicted_gain_s >= _MIN_GAIN * span_s and advice.predicted_gain_s > 0
     ]
     return tuple(sorted(worth, key=lambda advice: (-advice.predicted_gain_s, advice.rule, advice.what)))
 

@@ -94,13 +94,13 @@ def _ratios(
     which = np.where(calls == UNKNOWN, UNKNOWN, number[calls])
     columns = np.column_stack((events.name[rows], events.grid[rows], events.block[rows], which))
     first, inverse = equal_rows(columns)
-    numbered = list(keys)
-    ratios = np.ones(len(first))
+    held = list(keys)
+    found = np.ones(len(first))
     for index, at in enumerate(first.tolist()):
         if which[at] == UNKNOWN:
             continue
         name, gx, gy, gz, bx, by, bz, key = columns[at].tolist()
         kernel = KernelKey(events.names[name], (gx, gy, gz), (bx, by, bz))
         length = int(events.end_ns[rows[at]] - events.start_ns[rows[at]])
-        ratios[index] = slowdown(kernel, length, rows_of_keys[numbered[key]])
-    return ratios[inverse]
+        found[index] = slowdown(kernel, length, rows_of_keys[held[key]])
+    return found[inverse]

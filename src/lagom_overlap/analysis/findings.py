@@ -164,40 +164,40 @@ def _clock_warning(trace: GpuTrace) -> tuple[str, ...]:
 
 
 def _warnings(traces: Sequence[GpuTrace]) -> tuple[str, ...]:
-    warnings: list[str] = []
+    found: list[str] = []
     for trace in traces:
-        warnings.extend(f"{trace.file}: {text}" for text in trace.warnings)
+        found.extend(f"{trace.file}: {text}" for text in trace.warnings)
         if not len(trace.events):
             continue
         if not trace.steps:
-            warnings.append(f"{trace.file}: no profiler steps; the whole trace counts as one step")
-        warnings.extend(_clock_warning(trace))
+            found.append(f"{trace.file}: no profiler steps; the whole trace counts as one step")
+        found.extend(_clock_warning(trace))
     worlds = {trace.world_size for trace in traces if trace.world_size}
     gpus = sorted({trace.gpu_name for trace in traces if trace.gpu_name})
     if len(gpus) > 1 or len(worlds) > 1:
         what, named = ("GPUs", gpus) if len(gpus) > 1 else ("numbers of ranks", [str(num) for num in sorted(worlds)])
-        warnings.append(f"the traces name different {what} ({', '.join(named)}): they are added up as one job")
+        found.append(f"the traces name different {what} ({', '.join(named)}): they are added up as one job")
     known = {trace.rank for trace in traces if trace.rank is not None}
     if worlds and len(known) < max(worlds):
-        warnings.append(
+        found.append(
             f"{len(known)} of {max(worlds)} ranks given: one per parallel role suffices for exposure and contention; "
             "waiting for late peers shows only between ranks that are here"
         )
     repeated = sorted(rank for rank in known if sum(trace.rank == rank for trace in traces) > 1)
     if repeated:
-        warnings.append(f"rank {repeated[0]} comes more than once: its times are added up")
+        found.append(f"rank {repeated[0]} comes more than once: its times are added up")
     unfinished = [call for trace in traces for call in trace.calls if not call.is_finished]
     if unfinished:
         names = list(dict.fromkeys(f"{call.op} number {call.sequence} on {call.communicator}" for call in unfinished))
         more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-        warnings.append(
+        found.append(
             f"not ended when recorded, and in no count, time or bandwidth: {len(unfinished)} "
             f"call{'s' if len(unfinished) > 1 else ''}, {', '.join(names[:_MAX_NAMES])}{more}"
         )
     unsure = sum(call.op == "unknown" for trace in traces for call in trace.calls)
     if unsure:
-        warnings.append(f"{unsure} communicating events do not say which collective they are; their op is 'unknown'")
-    return tuple(dict.fromkeys(warnings))
+        found.append(f"{unsure} communicating events do not say which collective they are; their op is 'unknown'")
+    return tuple(dict.fromkeys(found))
 
 
 def _with_timeline(traces: Sequence[GpuTrace]) -> Sequence[GpuTrace]:

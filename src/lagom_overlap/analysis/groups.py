@@ -160,15 +160,15 @@ def _steps_of(rank: RankFindings, index: int, numbers: dict[KernelKey, int]) -> 
     timed.sort(key=lambda at: (int(events.start_ns[calls[at].event]), at))
     call_start = np.array([events.start_ns[calls[at].event] for at in timed], dtype=np.int64)
     windows = [(step.start_ns, step.end_ns) for step in rank.steps]
-    steps = []
+    found = []
     for start, end in windows:
         low, high = np.searchsorted(events.start_ns[rows], (start, end))
         first, last = np.searchsorted(call_start, (start, end))
         if high > low:
             mine = tuple(timed[first:last])
             keys = tuple(key_of(calls[at]) for at in mine)
-            steps.append(_Step(index, kernel[low:high], rows[low:high], overlapped[low:high], mine, keys))
-    return steps
+            found.append(_Step(index, kernel[low:high], rows[low:high], overlapped[low:high], mine, keys))
+    return found
 
 
 def _joins(rank: RankFindings, step: _Step) -> Bools:
@@ -193,23 +193,23 @@ def _homes(rank: RankFindings, step: _Step, cuts: Sequence[int]) -> list[int]:
     """For each call of a step the window in which most of it runs; -1 where no kernel runs during it."""
     events = rank.trace.events
     begins = events.start_ns[step.kernel_rows[list(cuts[1:])]]
-    homes = []
+    found = []
     for at in step.calls:
         row = rank.trace.calls[at].event
         start, end = int(events.start_ns[row]), int(events.end_ns[row])
         if rank.exposed_ns[at] >= end - start:
-            homes.append(-1)
+            found.append(-1)
             continue
         first, last = np.searchsorted(begins, (start, end), side="right")
         edges = [start, *begins[first:last].tolist(), end]
-        homes.append(int(first) + int(np.argmax(np.diff(edges))))
-    return homes
+        found.append(int(first) + int(np.argmax(np.diff(edges))))
+    return found
 
 
 def _mode(values: Sequence[int]) -> int:
     """The most frequent value; of equals the smallest."""
-    distinct, counts = np.unique(np.asarray(values), return_counts=True)
-    return int(distinct[np.argmax(counts)])
+    found, counts = np.unique(np.asarray(values), return_counts=True)
+    return int(found[np.argmax(counts)])
 
 
 def _windows(ranks: Sequence[RankFindings], steps: Sequence[_Step]) -> list[_Window]:
@@ -219,7 +219,7 @@ def _windows(ranks: Sequence[RankFindings], steps: Sequence[_Step]) -> list[_Win
     homes = [_homes(ranks[step.rank], step, cuts) for step in steps]
     home = [_mode(held) for held in zip(*homes, strict=True)]
     edges = [*cuts, len(steps[0].kernels)]
-    windows = []
+    found = []
     for step in steps:
         events, calls = ranks[step.rank].trace.events, ranks[step.rank].trace.calls
         for number, (first, last) in enumerate(pairwise(edges)):
@@ -229,8 +229,8 @@ def _windows(ranks: Sequence[RankFindings], steps: Sequence[_Step]) -> list[_Win
             ends = np.sort(events.end_ns[step.kernel_rows[first:last]])
             starts = events.start_ns[[calls[at].event for at in mine]]
             after = np.searchsorted(ends, starts, side="right")
-            windows.append(_Window(step, first, last, mine, tuple(after.tolist())))
-    return windows
+            found.append(_Window(step, first, last, mine, tuple(after.tolist())))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,10 +283,10 @@ def _group(
     times = [_times(ranks[window.step.rank], window) for window in windows]
     lengths_ns = np.median([_kernel_times(ranks[window.step.rank], window) for window in windows], axis=0)
     first = windows[0]
-    share = float(np.mean([time.comm_ends_last for time in times]))
+    share = float(np.mean([found.comm_ends_last for found in times]))
     keys = dict(zip(first.step.calls, first.step.call_keys, strict=True))
     after = np.median([window.starts_after for window in windows], axis=0)
-    lengths = np.median([time.comms for time in times], axis=0)
+    lengths = np.median([found.comms for found in times], axis=0)
     places = [[findings.places.of_calls[window.step.rank][at] for at in window.calls] for window in windows]
     return TraceGroup(
         name=name,
@@ -297,21 +297,21 @@ def _group(
                 key=keys[at],
                 starts_after=int(begun),
                 median_ns=float(length),
-                places=tuple(sorted({place for place in time if place is not None})),
+                places=tuple(sorted({place for place in found if place is not None})),
             )
-            for at, begun, length, time in zip(first.calls, after, lengths, zip(*places, strict=True), strict=True)
+            for at, begun, length, found in zip(first.calls, after, lengths, zip(*places, strict=True), strict=True)
         ),
         num_occurrences=len(windows),
         per_step=len(windows) / num_steps,
-        makespan_ns=float(np.median([time.makespan for time in times])),
-        comp_ns=float(np.median([time.comp for time in times])),
-        comm_ns=float(np.median([sum(time.comms) for time in times])),
-        exposed_ns=float(np.median([time.exposed for time in times])),
+        makespan_ns=float(np.median([found.makespan for found in times])),
+        comp_ns=float(np.median([found.comp for found in times])),
+        comm_ns=float(np.median([sum(found.comms) for found in times])),
+        exposed_ns=float(np.median([found.exposed for found in times])),
         bound=BoundBy.COMMUNICATION if share > _MAJORITY else BoundBy.COMPUTE,
         agreement=max(share, 1 - share),
         occurrences=tuple(
-            (window.step.rank, time.start, time.start + time.makespan)
-            for window, time in zip(windows, times, strict=True)
+            (window.step.rank, found.start, found.start + found.makespan)
+            for window, found in zip(windows, times, strict=True)
         ),
     )
 
@@ -324,8 +324,8 @@ def overlap_groups(findings: Findings) -> tuple[TraceGroup, ...]:
     for step in steps:
         alike[step.kernels.tobytes(), step.call_keys].append(step)
     groups: dict[object, list[_Window]] = defaultdict(list)
-    for same in alike.values():
-        for window in _windows(findings.ranks, same):
+    for held in alike.values():
+        for window in _windows(findings.ranks, held):
             keys = dict(zip(window.step.calls, window.step.call_keys, strict=True))
             ran = window.step.kernels[window.first : window.last].tobytes()
             groups[ran, tuple(keys[at] for at in window.calls)].append(window)

@@ -39,11 +39,11 @@ class TraceFit(Fit):
 def default_of(traced: TracedGroup, model: ContentionModel) -> tuple[CommConfig, ...]:
     """What the trace ran: its channels, all else as the model's default."""
     most = model.cluster.gpu.num_sms - 1
-    configs = []
+    found = []
     for comm, channels in zip(traced.group.comms, traced.channels, strict=True):
         default = replace(model.default_config(comm.collective), num_threads=None)
-        configs.append(replace(default, num_channels=min(most, channels)) if channels else default)
-    return tuple(configs)
+        found.append(replace(default, num_channels=min(most, channels)) if channels else default)
+    return tuple(found)
 
 
 def _scaled_link(link: ByLink, scale: float) -> ByLink:
@@ -79,16 +79,16 @@ def model_with(model: ContentionModel, values: Mapping[str, float]) -> Contentio
 
 def _constants(traced: Sequence[TracedGroup], model: ContentionModel) -> list[Constant]:
     cluster, profile = model.cluster, model.profile
-    spans = {cluster.num_nodes_of(comm.collective.num_ranks) > 1 for group in traced for comm in group.group.comms}
-    constants = []
+    spans = {cluster.num_nodes_of(comm.collective.num_ranks) > 1 for held in traced for comm in held.group.comms}
+    found = []
     for between, name, link in ((False, "intra", cluster.intra), (True, "inter", cluster.inter)):
         if between in spans:
             rate = link.bytes_per_s
-            constants.append(Constant(f"{name}.bytes_per_s", rate, rate / 100, rate * 20))
+            found.append(Constant(f"{name}.bytes_per_s", rate, rate / 100, rate * 20))
     channel = profile.for_gpu(cluster.gpu).channel_bytes_per_s
     kappa = max(_LEAST_AMPLIFICATION, profile.amplification)
     return [
-        *constants,
+        *found,
         Constant("channel_bytes_per_s", channel, channel / 100, channel * 10),
         Constant("latency_scale", 1.0, 0.05, 50.0),
         Constant("amplification", kappa, _LEAST_AMPLIFICATION, 6.0),

@@ -86,7 +86,7 @@ def bases_alone(findings: Findings) -> dict[KernelKey, float]:
         parts = np.split(lengths[order], np.cumsum(np.bincount(inverse))[:-1])
         for (name, gx, gy, gz, bx, by, bz), part in zip(columns[first].tolist(), parts, strict=True):
             runs[KernelKey(events.names[name], (gx, gy, gz), (bx, by, bz))].extend(part.tolist())
-    return {key: float(np.median(runs_ns)) for key, runs_ns in runs.items() if len(runs_ns) >= MIN_ALONE}
+    return {key: float(np.median(held)) for key, held in runs.items() if len(held) >= MIN_ALONE}
 
 
 def _rounded(value: float) -> float:
@@ -176,13 +176,13 @@ class _Builder:
 def traced_job(findings: Findings, groups: Sequence[TraceGroup], model: ContentionModel) -> TracedJob:
     """The groups of a trace on the model's GPU, as far as they can be simulated."""
     builder = _Builder(bases_alone(findings), {row.key: row for row in findings.rows}, model)
-    built = [builder.built(group) for group in groups]
+    found = [builder.built(group) for group in groups]
     rare = [group for group in groups if group.per_step < 1]
-    sentences = [one for one in built if isinstance(one, str)]
+    sentences = [held for held in found if isinstance(held, str)]
     if rare:
         whole = sum(group.makespan_ns * group.per_step for group in rare) / NS_PER_S
         sentences.append(
             f"{len(rare)} groups occur in some steps or ranks only ({format_seconds(whole)} per step of the average "
             "rank); each counts as once per step"
         )
-    return TracedJob(groups=tuple(one for one in built if isinstance(one, TracedGroup)), left_out=tuple(sentences))
+    return TracedJob(groups=tuple(held for held in found if isinstance(held, TracedGroup)), left_out=tuple(sentences))

@@ -71,11 +71,11 @@ def of_tuning(stand: Stand, folder: Path, command: str) -> Conclusion:
         return Conclusion("nothing was tuned", why, f"{again}   (says which collectives the job calls)")
     where = shlex.quote(str(folder))
     if stand.state in SETTLED and stand.num_settings:
-        result = f"{_sites(stand.num_settings)} set other than by default"
-        return Conclusion(result, stand.reason, f"lagom run --prove {where} -- {command}")
+        found = f"{_sites(stand.num_settings)} set other than by default"
+        return Conclusion(found, stand.reason, f"lagom run --prove {where} -- {command}")
     if stand.state in SETTLED:
-        result = "nothing is set"
-        return Conclusion(result, stand.reason, f"{command}   (as it is: there is nothing to set)")
+        found = "nothing is set"
+        return Conclusion(found, stand.reason, f"{command}   (as it is: there is nothing to set)")
     if stand.state in _ENDED:
         return Conclusion("nothing is set, everything runs untouched", stand.reason, again)
     done = f"the job ended after {_steps(stand.num_steps)}, in the state {str(stand.state)!r} ({stand.reason})"

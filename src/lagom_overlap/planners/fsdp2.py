@@ -111,14 +111,14 @@ class _Search:
 
     def tried(self, settings: Fsdp2Settings) -> _Tried:
         """The step under settings."""
-        known = self._tried.get(settings)
-        if known is None:
+        found = self._tried.get(settings)
+        if found is None:
             begin_s = self._deadline.elapsed_s
-            step = reissued(self._problem.iteration, self._problem.unplanned, settings)
-            self._deadline.spend(_SIMULATION_STEPS * len(step.ops))
-            known = self._tried[settings] = _Tried(settings, step, simulated(self._problem, step))
+            made = reissued(self._problem.iteration, self._problem.unplanned, settings)
+            self._deadline.spend(_SIMULATION_STEPS * len(made.ops))
+            found = self._tried[settings] = _Tried(settings, made, simulated(self._problem, made))
             self._longest_s = max(self._longest_s, self._deadline.elapsed_s - begin_s)
-        return known
+        return found
 
     @property
     def _has_time(self) -> bool:
@@ -134,8 +134,8 @@ class _Search:
         best = self.own
         while self._has_time:
             changes = self._changes(best.settings)
-            candidates = [self.tried(one) for one in changes if one in self._tried or self._has_time]
-            shorter = [one for one in candidates if self.fits(one) and self._gain(best, one) > MIN_GAIN]
+            found = [self.tried(one) for one in changes if one in self._tried or self._has_time]
+            shorter = [one for one in found if self.fits(one) and self._gain(best, one) > MIN_GAIN]
             if not shorter:
                 break
             best = min(shorter, key=lambda one: (one.step.makespan_s, one.step.peak_bytes))
@@ -197,9 +197,9 @@ class _Search:
             tried = self._tried[change]
             words = next(words for words, _ in set_settings(change) if words not in dict(set_settings(best.settings)))
             name = words.partition("=")[0]
-            advice = _advice(words if self.fits(tried) else f"{words} ({self._too_much(tried)})", best, tried)
-            if name not in here and (name not in others or advice.with_s < others[name].with_s):
-                others[name] = advice
+            found = _advice(words if self.fits(tried) else f"{words} ({self._too_much(tried)})", best, tried)
+            if name not in here and (name not in others or found.with_s < others[name].with_s):
+                others[name] = found
         return (
             tuple(sorted(advised, key=lambda one: -one.gain)),
             tuple(sorted(others.values(), key=lambda one: one.with_s)),

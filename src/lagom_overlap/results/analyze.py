@@ -101,8 +101,8 @@ class AnalyzeResult(Drawn):
 
 def _flat(row: object, **more: str | int | float | None) -> Row:
     """A row without the fields that are tables themselves."""
-    fields = msgspec.to_builtins(row)
-    return more | {name: value for name, value in fields.items() if not isinstance(value, list | tuple | dict)}
+    held = msgspec.to_builtins(row)
+    return more | {name: value for name, value in held.items() if not isinstance(value, list | tuple | dict)}
 
 
 def _calls(findings: Findings) -> list[Row]:

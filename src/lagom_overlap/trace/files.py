@@ -224,11 +224,11 @@ def trace_paths(path: Path) -> tuple[Path, ...]:
                 f"lagom tune {path} tunes its collectives"
             )
         return (path,)
-    paths = tuple(sorted(p for p in path.iterdir() if p.is_file() and _is_named_like_a_trace(p.name)))
-    if not paths:
+    found = tuple(sorted(p for p in path.iterdir() if p.is_file() and _is_named_like_a_trace(p.name)))
+    if not found:
         allowed = ", ".join(_TRACE_SUFFIXES)
         raise TraceError(f"folder {str(path)!r} holds no trace (folders in it are not searched); allowed: {allowed}")
-    return paths
+    return found
 
 
 def distinct_files(paths: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[str, ...]]:

@@ -225,7 +225,7 @@ def read_kineto(
     lost_ns, num_launches = _lost_launches(builder)
     version = info.get("nccl_version")
     slow_launches = builder.slow_calls()
-    traces = []
+    found = []
     for device in devices:
         built, added = builder.columns.build(launch, shape, device=device if len(devices) > 1 else None)
         gpu_name, num_sms = _device_of(reader.header.device_properties, device)
@@ -236,7 +236,7 @@ def read_kineto(
         more = [] if as_recorded else list(mended.warnings)
         more += lost_launches(steps, lost_ns, num_launches)
         more += [f"{early} GPU events start before their launch: the clocks of CPU and GPU disagree"] if early else []
-        traces.append(
+        found.append(
             GpuTrace(
                 file=stream.name if len(devices) == 1 else f"{stream.name} (gpu {device})",
                 format="Kineto",
@@ -259,4 +259,4 @@ def read_kineto(
                 warnings=(*warnings, *more),
             )
         )
-    return tuple(traces)
+    return tuple(found)

@@ -89,8 +89,8 @@ def compile_pattern(text: str | None) -> re.Pattern[str] | None:
 
 def _which(data: bytes) -> int | None:
     """Which mark comes first; None where there is none."""
-    matches = [(match.start(), index) for index, mark in enumerate(_MARKS) if (match := mark.search(data))]
-    return min(matches)[1] if matches else None
+    found = [(match.start(), index) for index, mark in enumerate(_MARKS) if (match := mark.search(data))]
+    return min(found)[1] if found else None
 
 
 def _read_stream(stream: ByteStream, options: ReadOptions) -> tuple[GpuTrace, ...]:
@@ -256,7 +256,7 @@ def read_traces(
         from lagom_overlap.trace.parallel import read_in_processes  # noqa: PLC0415 - multiprocessing takes its time
 
         parts = read_in_processes(files, partial(_read_all, options=options), num_jobs)
-    numbered: list[tuple[int, GpuTrace]] = []
+    found: list[tuple[int, GpuTrace]] = []
     failed: list[tuple[int, TraceError]] = []
     num_done = 0
     with closing(parts):
@@ -268,7 +268,7 @@ def read_traces(
                     raise item
                 failed.append((index, item))
             else:
-                numbered.append((index, item))
+                found.append((index, item))
             observe(
                 ReadProgress(
                     num_done=num_done,
@@ -276,13 +276,13 @@ def read_traces(
                     trace=item.file if isinstance(item, GpuTrace) else None,
                 )
             )
-    if any(len(trace.events) and not trace.is_cpu for _, trace in numbered):
-        failed += [(index, TraceError(f"{trace.file}: {_CPU_ALONE}")) for index, trace in numbered if trace.is_cpu]
-        numbered = [(index, trace) for index, trace in numbered if not trace.is_cpu]
+    if any(len(trace.events) and not trace.is_cpu for _, trace in found):
+        failed += [(index, TraceError(f"{trace.file}: {_CPU_ALONE}")) for index, trace in found if trace.is_cpu]
+        found = [(index, trace) for index, trace in found if not trace.is_cpu]
     failed.sort(key=lambda pair: pair[0])
-    if not numbered:
+    if not found:
         raise failed[0][1]
     if unread is not None:
         unread.extend(f"{error}; this file is left out" for _, error in failed)
-    numbered.sort(key=lambda pair: (pair[1].rank is None, pair[1].rank or 0, pair[0]))
-    return tuple(trace for _, trace in numbered)
+    found.sort(key=lambda pair: (pair[1].rank is None, pair[1].rank or 0, pair[0]))
+    return tuple(trace for _, trace in found)

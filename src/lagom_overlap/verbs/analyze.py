@@ -79,8 +79,8 @@ def run_analyze(request: AnalyzeRequest, observe: Callable[[ReadProgress], None]
     unread: list[str] = []
 
     def read(paths: tuple[Path, ...]) -> tuple[GpuTrace, ...]:
-        traces = read_traces(paths, options, observe, num_jobs=request.num_jobs, unread=unread)
-        return tuple(rename(trace) for trace in traces)
+        held = read_traces(paths, options, observe, num_jobs=request.num_jobs, unread=unread)
+        return tuple(rename(trace) for trace in held)
 
     files, repeated = distinct_files(request.traces)
     traces = read(files)

@@ -201,14 +201,14 @@ def _conclusion(
     differ = several if settings else "nothing was set otherwise"
     if first.verdict:
         is_open = first.verdict == "not measurably different"
-        claim = "the runs are not measurably different" if is_open else f"the second run is {first.verdict}"
+        found = "the runs are not measurably different" if is_open else f"the second run is {first.verdict}"
         why = f"{first.words}; {differ}. One run each: what differs from start to start is not known"
-        return Conclusion(claim, why, _proof_line(two, one))
+        return Conclusion(found, why, _proof_line(two, one))
     way = "shorter" if first.ratio > 1 else "longer"
-    claim = f"{first.name} is {format_percent(abs(first.ratio - 1))} {way} in the second run"
+    found = f"{first.name} is {format_percent(abs(first.ratio - 1))} {way} in the second run"
     if first.ratio == 1:
-        claim = f"{first.name} is the same"
-    return Conclusion(claim, f"{differ}; one figure each: no interval", "lagom run --online -- COMMAND   (measures it)")
+        found = f"{first.name} is the same"
+    return Conclusion(found, f"{differ}; one figure each: no interval", "lagom run --online -- COMMAND   (measures it)")
 
 
 def _proof_line(*sides: _Side) -> str:

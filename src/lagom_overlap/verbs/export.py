@@ -356,8 +356,8 @@ def _rows(
 def _keyed(sites: Mapping[CallSite, Mapping[int, CommConfig]]) -> dict[ConfigKey, CommConfig]:
     return {
         ConfigKey(communicator=communicator, kind=kind, num_bytes=num_bytes, occurrence=occurrence): config
-        for (communicator, kind, num_bytes), settings in sites.items()
-        for occurrence, config in sorted(settings.items())
+        for (communicator, kind, num_bytes), found in sites.items()
+        for occurrence, config in sorted(found.items())
         if not config.is_untouched
     }
 

@@ -145,25 +145,25 @@ def _cluster(job: Job, findings: Findings) -> tuple[Cluster, tuple[str, ...]]:
 
 
 def _defaults(traced: Sequence[TracedGroup], model: ContentionModel) -> dict[str, TracedDefault]:
-    defaults = {traced_group.group.name: default_of(traced_group, model) for traced_group in traced}
+    defaults = {held.group.name: default_of(held, model) for held in traced}
     most: dict[str, int] = {}
-    for traced_group in traced:
-        for op, config in zip(traced_group.group.comms, defaults[traced_group.group.name], strict=True):
+    for held in traced:
+        for op, config in zip(held.group.comms, defaults[held.group.name], strict=True):
             most[op.communicator] = max(most.get(op.communicator, 1), config.num_channels or 1)
     return {
-        traced_group.group.name: TracedDefault(
-            configs=defaults[traced_group.group.name],
-            reaches=traced_group.reaches,
-            most_channels=tuple(most[op.communicator] for op in traced_group.group.comms),
+        held.group.name: TracedDefault(
+            configs=defaults[held.group.name],
+            reaches=held.reaches,
+            most_channels=tuple(most[op.communicator] for op in held.group.comms),
         )
-        for traced_group in traced
+        for held in traced
     }
 
 
 def _nccl_of(findings: Findings) -> NcclVersion | None:
     """The release of NCCL that the job ran; None where no trace says it."""
-    matches = (_NCCL.match(rank.trace.nccl_version) for rank in findings.ranks)
-    named = next((match for match in matches if match is not None), None)
+    found = (_NCCL.match(rank.trace.nccl_version) for rank in findings.ranks)
+    named = next((match for match in found if match is not None), None)
     return None if named is None else (int(named[1]), int(named[2]), int(named[3] or 0))
 
 
@@ -177,9 +177,9 @@ def _route_note(nccl: NcclVersion | None) -> str:
 
 
 def _notes(job: TracedJob, fit: TraceFit, findings: Findings, errors: FitErrors) -> tuple[str, ...]:
-    held_s = sum(group.makespan_s * group.source.per_step for group in job.groups)
+    held_s = sum(held.makespan_s * held.source.per_step for held in job.groups)
     step_s = errors.step_s
-    estimated = sum(group.num_estimated for group in job.groups)
+    estimated = sum(held.num_estimated for held in job.groups)
     notes = [
         "Predicted from a trace: nothing was run. The times come from the contention model, fitted to the trace.",
         f"The fitted model gives the groups' makespans with a mean error of {format_percent(fit.mean_abs_error)}; of a "
@@ -201,14 +201,14 @@ def _errors(traced: Sequence[TracedGroup], held_out: Sequence[float | None], fit
     """How far each group is off where the fit did not look; where it ran once, where it looked."""
     return FitErrors(
         step_s=step_s,
-        per_step={each.group.name: each.source.per_step for each in traced},
+        per_step={held.group.name: held.source.per_step for held in traced},
         error_s={
-            each.group.name: abs(exp(left) * each.makespan_s - (each.makespan_s if other is None else other))
-            for each, other, left in zip(traced, held_out, fit.log_residuals, strict=True)
+            held.group.name: abs(exp(left) * held.makespan_s - (held.makespan_s if other is None else other))
+            for held, other, left in zip(traced, held_out, fit.log_residuals, strict=True)
         },
         num_held_out={
-            each.group.name: 0 if other is None else each.source.num_occurrences // 2
-            for each, other in zip(traced, held_out, strict=True)
+            held.group.name: 0 if other is None else held.source.num_occurrences // 2
+            for held, other in zip(traced, held_out, strict=True)
         },
     )
 
@@ -240,14 +240,14 @@ def _step_s(findings: Findings) -> float:
 
 def _calls(findings: Findings) -> list[TracedCall]:
     """All collectives of the trace that say what they are, each once."""
-    calls = {
+    found = {
         TracedCall(
             communicator=row.key.communicator, num_ranks=row.key.num_ranks, kind=row.kind, num_bytes=row.key.num_bytes
         )
         for row in findings.rows
         if row.kind is not None
     }
-    return sorted(calls, key=lambda call: (call.communicator, call.num_ranks, call.kind, call.num_bytes))
+    return sorted(found, key=lambda call: (call.communicator, call.num_ranks, call.kind, call.num_bytes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,19 +271,19 @@ def _sites(traced: Sequence[TracedGroup], findings: Findings) -> _Sites:
     """
     named = {(row.key.communicator, row.key.num_ranks) for row in findings.rows if row.kind is not None}
     alike = Counter(num_ranks for _, num_ranks in named)
-    by_type: dict[tuple[int, CollectiveKind, int], list[tuple[str, int, tuple[int, ...], str]]] = defaultdict(list)
-    for traced_group in traced:
-        for at, (op, comm) in enumerate(zip(traced_group.group.comms, traced_group.source.comms, strict=True)):
-            if traced_group.reaches[at] is not KnobReach.NONE:
+    found: dict[tuple[int, CollectiveKind, int], list[tuple[str, int, tuple[int, ...], str]]] = defaultdict(list)
+    for held in traced:
+        for at, (op, comm) in enumerate(zip(held.group.comms, held.source.comms, strict=True)):
+            if held.reaches[at] is not KnobReach.NONE:
                 asked = op.collective.num_ranks, op.collective.kind, op.collective.num_bytes
-                by_type[asked].append((traced_group.group.name, at, comm.places, op.communicator))
+                found[asked].append((held.group.name, at, comm.places, op.communicator))
     places: dict[tuple[str, int], tuple[int, ...]] = {}
     ties: list[Tie] = []
     notes: list[str] = []
-    for (num_ranks, kind, num_bytes), calls in by_type.items():
-        every = [place for _, _, own, _ in calls for place in own]
-        if alike[num_ranks] == 1 and all(own for _, _, own, _ in calls) and len(set(every)) == len(every):
-            places |= {(group, at): own for group, at, own, _ in calls}
+    for (num_ranks, kind, num_bytes), calls in found.items():
+        every = [place for _, _, held, _ in calls for place in held]
+        if alike[num_ranks] == 1 and all(held for _, _, held, _ in calls) and len(set(every)) == len(every):
+            places |= {(group, at): held for group, at, held, _ in calls}
             continue
         if len(calls) == 1:
             continue
@@ -320,7 +320,7 @@ def _record(
         calls=_calls(findings),
         sites=[
             TracedSite(
-                group=group.group.name,
+                group=held.group.name,
                 comm=op.name,
                 call=TracedCall(
                     communicator=op.communicator,
@@ -328,24 +328,24 @@ def _record(
                     kind=op.collective.kind,
                     num_bytes=op.collective.num_bytes,
                 ),
-                places=sites.places.get((group.group.name, at), ()),
+                places=sites.places.get((held.group.name, at), ()),
             )
-            for group in job.groups
-            for at, op in enumerate(group.group.comms)
-            if group.reaches[at] is not KnobReach.NONE
+            for held in job.groups
+            for at, op in enumerate(held.group.comms)
+            if held.reaches[at] is not KnobReach.NONE
         ],
         cycles=list(sites.cycles),
         groups=[
             TracedGroupRow(
-                name=group.group.name,
-                bound=group.source.bound.value,
-                per_step=group.source.per_step,
-                measured_s=group.makespan_s,
-                simulated_s=ratio * group.makespan_s,
-                num_kernels=len(group.source.kernel_keys),
-                num_estimated=group.num_estimated,
+                name=held.group.name,
+                bound=held.source.bound.value,
+                per_step=held.source.per_step,
+                measured_s=held.makespan_s,
+                simulated_s=ratio * held.makespan_s,
+                num_kernels=len(held.source.kernel_keys),
+                num_estimated=held.num_estimated,
             )
-            for group, ratio in zip(job.groups, ratios, strict=True)
+            for held, ratio in zip(job.groups, ratios, strict=True)
         ],
     )
 
@@ -377,12 +377,12 @@ def predicted_job(request: FromTraceRequest) -> PredictedJob:
             f"no overlap group of the trace can be simulated{why}: there is nothing to tune by a model; measure "
             "instead: lagom run --online -- COMMAND"
         )
-    halves = [group_halves.halves() for group_halves in traced.groups]
+    halves = [held.halves() for held in traced.groups]
     seen = [half for half, _ in halves]
     fit = fit_trace(seen, model)
     errors = _errors(seen, [other for _, other in halves], fit, _step_s(findings))
     _check_modelled(errors, seen)
-    groups = tuple(group_halves.group for group_halves in traced.groups)
+    groups = tuple(held.group for held in traced.groups)
     sites = _sites(traced.groups, findings)
     backend_request = replace(job.request_for(groups, seed=request.seed), cluster=fit.model.cluster)
     return PredictedJob(

@@ -137,7 +137,7 @@ def _of_script(request: InitRequest, facts: ScriptFacts) -> InitResult:
     """What the script says, each key with the line that says it; the rest as comments to fill in."""
     source = Path(request.source)
     name = safe_name(source.stem) or "job"
-    models = [(found, named) for named in facts.models if (found := _known_model(str(named.value))) is not None]
+    models = [(found, told) for told in facts.models if (found := _known_model(str(told.value))) is not None]
     model = models[0][0] if models else None
     lines = [
         f"# Written by lagom init from {safe_name(source.name)}, which was not run. All keys: lagom docs formats.",
@@ -161,7 +161,7 @@ def _of_script(request: InitRequest, facts: ScriptFacts) -> InitResult:
         _known("framework", None if framework is None else str(framework.value),
                "lagom list frameworks" if framework is None else framework.where, "fsdp2")
     )  # fmt: skip
-    lines += [f"{key} = {named.value}    # {_safe_words(named.where)}" for key, named in facts.degrees.items()]
+    lines += [f"{key} = {told.value}    # {_safe_words(told.where)}" for key, told in facts.degrees.items()]
     if not facts.degrees and framework is not None and str(framework.value).startswith("fsdp"):
         lines.append(_known("fsdp", request.num_gpus, "GPUs that share the parameters", "8"))
     lines.append(_told("micro_batch", None, facts.sizes.get("micro_batch"), "sequences per GPU and forward", 1))
@@ -192,8 +192,8 @@ def _said(facts: ScriptFacts) -> Iterator[str]:
     if facts.backend is not None:
         yield f"backend {facts.backend.value} ({facts.backend.where})"
     for named in (facts.degrees, facts.sizes):
-        yield from (f"{key.replace('_', ' ')} {fact.value} ({fact.where})" for key, fact in named.items())
-    yield from (f"model {fact.value} ({fact.where})" for fact in facts.models)
+        yield from (f"{key.replace('_', ' ')} {told.value} ({told.where})" for key, told in named.items())
+    yield from (f"model {told.value} ({told.where})" for told in facts.models)
 
 
 def _known_model(said: str) -> str | None:
@@ -265,7 +265,7 @@ def _of_trace(request: InitRequest) -> InitResult:
     for row in findings.rows:
         groups[row.key.communicator] = max(groups.get(row.key.communicator, 0), row.key.num_ranks)
     largest = sorted(findings.rows, key=lambda row: -row.total_ns)
-    facts = [
+    told = [
         f"{len(findings.ranks)} ranks on {gpu}",
         *(f"group {name or '(no name)'}: {number or 'unknown'} ranks" for name, number in list(groups.items())[:_MOST]),
         *(
@@ -275,10 +275,10 @@ def _of_trace(request: InitRequest) -> InitResult:
         ),
     ]
     if len(largest) > _MOST:
-        facts.append(f"and {len(largest) - _MOST} more kinds of calls (lagom analyze shows them)")
+        told.append(f"and {len(largest) - _MOST} more kinds of calls (lagom analyze shows them)")
     lines = [
         f"# Written by lagom init from {safe_name(Path(request.source).name)}. All keys: lagom docs formats.",
-        *(f"#   {_safe_words(line)}" for line in facts),
+        *(f"#   {_safe_words(line)}" for line in told),
         "# Groups and model come from the trace; of this file [tune], [cluster] and [cost] count.",
         "",
         "[job]",
@@ -298,7 +298,7 @@ def _of_trace(request: InitRequest) -> InitResult:
         "pairs = 25    # of the verdict, at most",
     ]
     command = f"lagom tune {shlex.quote(str(request.out))} --from-trace {shlex.quote(request.source)}"
-    return _written(request, "\n".join(lines) + "\n", facts, (f"Next: {command}",))
+    return _written(request, "\n".join(lines) + "\n", told, (f"Next: {command}",))
 
 
 def _size(num_bytes: int) -> str:
@@ -317,7 +317,7 @@ def _first_that_fits(request: _Whole, model: str) -> tuple[Mapping[str, Any], Jo
     A start, not advice: which layout is the fastest is `lagom simulate --model`'s question.
     """
     plain: dict[str, Any] = {"fsdp": request.num_gpus} if request.num_gpus > 1 else {"framework": "ddp"}
-    smallest: tuple[Mapping[str, Any], JobStep] | None = None
+    found: tuple[Mapping[str, Any], JobStep] | None = None
     for parallel in (plain, {**plain, "recompute": "full"}):
         tables = {
             "job": {"name": "init"},
@@ -327,11 +327,11 @@ def _first_that_fits(request: _Whole, model: str) -> tuple[Mapping[str, Any], Jo
         }
         step = job_step(parse_job(tables, "lagom init"))
         assert step is not None, model
-        smallest = parallel, step
+        found = parallel, step
         if step.fits:
             break
-    assert smallest is not None
-    return smallest
+    assert found is not None
+    return found
 
 
 def _job_text(
@@ -339,7 +339,7 @@ def _job_text(
 ) -> str:
     seen = moved({"model": {"name": name}}, Path(), request.out.parent)["model"]["name"]
     quoted = {key: tomli_w.dumps({key: value}).strip() for key, value in parallel.items()}
-    comments = {
+    said = {
         "fsdp": "fully sharded data parallelism over so many GPUs; or data, tensor, pipeline, context, expert",
         "framework": "fsdp2, ddp, torchtitan, megatron, ... (lagom list frameworks)",
         "recompute": "none, selective, full: without it this does not fit",
@@ -364,7 +364,7 @@ def _job_text(
         *_node_lines(cluster),
         "",
         "[parallel]",
-        *(f"{text}    # {comments[key]}" for key, text in quoted.items()),
+        *(f"{text}    # {said[key]}" for key, text in quoted.items()),
         "micro_batch = 1    # sequences per GPU",
     ]
     return "\n".join(lines) + "\n"

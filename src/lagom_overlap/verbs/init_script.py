@@ -91,9 +91,9 @@ def read_script(path: Path) -> ScriptFacts:
             _call(node, facts, constants)
     if {"fsdp", "data"} <= facts.degrees.keys():  # hybrid sharding, for which a job file has a word of its own
         facts.degrees["replicate"] = facts.degrees.pop("data")
-    for name, fact in constants.items():
-        if (key := _SIZES.get(name.lower())) is not None and isinstance(fact.value, int) and fact.value > 0:
-            facts.sizes.setdefault(key, fact)
+    for name, told in constants.items():
+        if (key := _SIZES.get(name.lower())) is not None and isinstance(told.value, int) and told.value > 0:
+            facts.sizes.setdefault(key, told)
     return facts
 
 
@@ -109,9 +109,9 @@ def _constants(tree: ast.Module) -> Iterator[tuple[str, Told]]:
             continue
         if isinstance(target, ast.Name):
             literal = _literal(value)
-            fact = None if literal is None else Told(literal, f"line {node.lineno}")
-            seen[target.id] = None if target.id in seen else fact
-    yield from ((name, fact) for name, fact in seen.items() if fact is not None)
+            told = None if literal is None else Told(literal, f"line {node.lineno}")
+            seen[target.id] = None if target.id in seen else told
+    yield from ((name, told) for name, told in seen.items() if told is not None)
 
 
 def _literal(node: ast.expr | None) -> str | int | None:

@@ -142,12 +142,12 @@ def offered(given: PlanInput, found: Planned, *, is_run: bool = False) -> Planne
     if found.plan.changes_nothing or (fits and (gains or is_open)):
         return found  # what was not priced with contention, ranks can measure
     if fits:
-        advice = (
+        said = (
             f"No gain: with contention the plan of {found.plan.planner} takes {format_seconds(after.makespan_s)}, "
             f"{own_order(given)} {format_seconds(before.makespan_s)}; the step is left as it is."
         )
     else:
-        advice = (
+        said = (
             f"The plan of {found.plan.planner} holds {format_memory(after.peak_bytes)}, {gpu.name} has "
             f"{format_memory(gpu.memory_bytes)}; the step is left as it is. With [plan] memory_limit plans keep within."
         )
@@ -156,7 +156,7 @@ def offered(given: PlanInput, found: Planned, *, is_run: bool = False) -> Planne
         rewrites=(),
         iteration=given.issued,
         is_optimal=False,
-        notes=(advice,),
+        notes=(said,),
         configs=NO_CONFIGS,
         settings=None,
         effects=(),
@@ -212,31 +212,31 @@ def run_plan(given: PlanInput, request: PlanRequest) -> PlanResult:
         carrier = check_plan_file(request.apply)
         read = read_plan(request.apply, given.problem, given.num_ranks)
         wanted = read.settings if isinstance(read.settings, MegatronSettings) else None
-        best = judged(given, read, 0.0) if wanted is None else _megatron(given, wanted)
+        found = judged(given, read, 0.0) if wanted is None else _megatron(given, wanted)
     else:
         asked = carried(given, carrier=request.carrier, planner=request.planner)
         carrier, is_named = asked.carrier, (request.planner or given.planner) is not None
         if carrier is Carrier.INDUCTOR:
             given = _only_order(given)
-        best = _found(given, asked, request)
-        if isinstance(best.plan.settings, Fsdp2Settings):  # of planner ours, where they are shorter than its order
+        found = _found(given, asked, request)
+        if isinstance(found.plan.settings, Fsdp2Settings):  # of planner ours, where they are shorter than its order
             carrier = Carrier.FSDP2
         if carrier is Carrier.INDUCTOR:
-            best = _against_torch(given, best, may_replace=not is_named)
+            found = _against_torch(given, found, may_replace=not is_named)
     if request.execute and given.problem.is_blocking and carrier is not Carrier.FSDP2:
         raise JobError("--execute: FSDP2 issues this step and takes settings, no rewrites: plan it with --for fsdp2")
-    names = (*_FILES, *megatron_files(given.step, best.megatron))
+    names = (*_FILES, *megatron_files(given.step, found.megatron))
     files = () if request.out is None else tuple(request.out / name for name in names)
-    result = plan_result(given, best, carrier=carrier, files=files)
-    is_unchanged = carrier is Carrier.FSDP2 and best.plan.settings is None
+    result = plan_result(given, found, carrier=carrier, files=files)
+    is_unchanged = carrier is Carrier.FSDP2 and found.plan.settings is None
     if request.execute and is_unchanged:
         notes = (*result.notes, "Nothing was run: FSDP2's own settings stay.")
         result = replace(result, notes=notes, planned=result.step)
     folder = None if request.out is None else RunFolder.create(request.out, given.name)
     if folder is not None:
         _write(folder, given, request, result)
-    if not is_unchanged and request.execute and not best.interrupted:
-        result = executed(given, best.plan, result)
+    if not is_unchanged and request.execute and not found.interrupted:
+        result = executed(given, found.plan, result)
         if folder is not None:
             _write(folder, given, request, result)
     return result
@@ -310,17 +310,17 @@ def _megatron(given: PlanInput, wanted: MegatronSettings | None) -> Planned:
             "for megatron: switches are judged by the whole iteration of a named model (`lagom simulate`) under the "
             "cost model; times of a trace or of ranks say nothing of another schedule"
         )
-    planned = megatron_plan(given.step, given.problem, wanted)
-    refuse_beyond("the plan", planned.after.peak_bytes, given.problem.memory_limit_bytes)
+    made = megatron_plan(given.step, given.problem, wanted)
+    refuse_beyond("the plan", made.after.peak_bytes, given.problem.memory_limit_bytes)
     if wanted is not None:
-        refuse_beyond("the plan", planned.after.peak_bytes, given.problem.cluster.gpu.memory_bytes)
+        refuse_beyond("the plan", made.after.peak_bytes, given.problem.cluster.gpu.memory_bytes)
     return Planned(
-        plan=planned.plan,
-        before=planned.before,
-        after=planned.after,
+        plan=made.plan,
+        before=made.before,
+        after=made.after,
         solve_s=time.monotonic() - start,
-        megatron=planned.effects,
-        gain=planned.gain,
+        megatron=made.effects,
+        gain=made.gain,
     )
 
 

@@ -77,8 +77,8 @@ def plan_toml(
         )
     head = _Head(VERSION, plan.planner, graph_digest(iteration), num_ranks, carrier, job, times)
     is_fsdp2 = isinstance(plan.settings, Fsdp2Settings)
-    tables = {"plan": _without_nulls(head), "fsdp2" if is_fsdp2 else "megatron": _without_nulls(plan.settings)}
-    return ((_FSDP2_HEAD if is_fsdp2 else _MEGATRON_HEAD) + tomli_w.dumps(tables)).encode()
+    held = {"plan": _without_nulls(head), "fsdp2" if is_fsdp2 else "megatron": _without_nulls(plan.settings)}
+    return ((_FSDP2_HEAD if is_fsdp2 else _MEGATRON_HEAD) + tomli_w.dumps(held)).encode()
 
 
 def rewrites_toml(
@@ -128,10 +128,10 @@ def fsdp2_plan(path: Path) -> tuple[Fsdp2Settings, int]:
     Raises:
         JobError: if the file is no plan, or for another carrier.
     """
-    saved = _decoded(path)
-    if saved.fsdp2 is None:
-        raise JobError(f"plan {str(path)!r} is for {saved.plan.carrier or 'no framework'}, not for fsdp2")
-    return saved.fsdp2, saved.plan.num_ranks
+    held = _decoded(path)
+    if held.fsdp2 is None:
+        raise JobError(f"plan {str(path)!r} is for {held.plan.carrier or 'no framework'}, not for fsdp2")
+    return held.fsdp2, held.plan.num_ranks
 
 
 def check_plan(path: Path, iteration: Iteration, num_ranks: int) -> None:
@@ -149,21 +149,21 @@ def read_plan(path: Path, problem: PlanProblem, num_ranks: int) -> Plan:
     Raises:
         JobError: if the file is missing or no plan, is for another graph or number of ranks, or does what is not legal.
     """
-    saved = _decoded(path)
-    rewrites, iteration = _applied(path, saved, problem.iteration, num_ranks)
-    if saved.fsdp2 is not None:
-        iteration = reissued(problem.iteration, problem.unplanned, saved.fsdp2)
-    if saved.megatron is not None:  # of a whole iteration there is no bound
+    held = _decoded(path)
+    rewrites, iteration = _applied(path, held, problem.iteration, num_ranks)
+    if held.fsdp2 is not None:
+        iteration = reissued(problem.iteration, problem.unplanned, held.fsdp2)
+    if held.megatron is not None:  # of a whole iteration there is no bound
         bound_s = None
     else:
         graph = task_graph(problem)
         bound_s = graph.seconds(lower_bound(graph))
     return Plan(
-        planner=saved.plan.planner,
+        planner=held.plan.planner,
         rewrites=rewrites,
         iteration=iteration,
         lower_bound_s=bound_s,
-        settings=saved.fsdp2 or saved.megatron,
+        settings=held.fsdp2 or held.megatron,
     )
 
 
@@ -176,10 +176,10 @@ def read_rewrites(path: Path, iteration: Iteration, num_ranks: int, *, other_row
     Raises:
         JobError: as `read_plan`.
     """
-    saved = _decoded(path)
-    if saved.plan.carrier not in (None, Carrier.PROGRAM, Carrier.INDUCTOR):
-        raise JobError(f"plan {str(path)!r} is for {saved.plan.carrier}, which takes settings: it rewrites no graph")
-    return _applied(path, saved, iteration, num_ranks, other_rows=other_rows)[0]
+    held = _decoded(path)
+    if held.plan.carrier not in (None, Carrier.PROGRAM, Carrier.INDUCTOR):
+        raise JobError(f"plan {str(path)!r} is for {held.plan.carrier}, which takes settings: it rewrites no graph")
+    return _applied(path, held, iteration, num_ranks, other_rows=other_rows)[0]
 
 
 def _check_ranks(path: Path, made_for: int, num_ranks: int) -> None:
@@ -228,11 +228,11 @@ def _decoded(path: Path) -> _File:
     except OSError as error:
         raise JobError(f"plan {str(path)!r} cannot be read: {error.strerror}") from None
     try:
-        file = msgspec.convert(parse_toml(content), _File)
+        held = msgspec.convert(parse_toml(content), _File)
     except UnicodeDecodeError as error:
         raise JobError(f"plan {str(path)!r} is not UTF-8 text (byte {error.start})") from None
     except (msgspec.ValidationError, ValueError) as error:
         raise JobError(f"plan {str(path)!r} is no plan: {str(error).replace('`', '')}") from None
-    if file.plan.version != VERSION:
-        raise JobError(f"plan {str(path)!r} has version {file.plan.version}; this lagom reads version {VERSION}")
-    return file
+    if held.plan.version != VERSION:
+        raise JobError(f"plan {str(path)!r} has version {held.plan.version}; this lagom reads version {VERSION}")
+    return held

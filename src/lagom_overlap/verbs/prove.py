@@ -93,20 +93,20 @@ def prove_by_restarts(
             "COMMAND"
         )
     assert request.config is not None
-    subject = given(request.config)
+    found = given(request.config)
     folder = RunFolder.create(request.out, RunMode.PROVE)
-    asked = {"command": request.command, "mode": RunMode.PROVE, "config": subject.path, "restarts": most_pairs}
+    asked = {"command": request.command, "mode": RunMode.PROVE, "config": found.path, "restarts": most_pairs}
     folder.write(RunRecord.now(RunKind.RUN, seed=0, request=asked))
     environment = {**environment, PART_VARIABLE: "1"}
     if environment.get(TABLE_VARIABLE):
-        if subject.kind in (GivenKind.PLAN, GivenKind.ENVIRONMENT):
+        if found.kind in (GivenKind.PLAN, GivenKind.ENVIRONMENT):
             say(f"{TABLE_VARIABLE} of the environment decides in both arms")
         else:
             environment[TABLE_VARIABLE] = ""
             say(f"{TABLE_VARIABLE} of the environment is left out: the default arm runs untouched")
-    runs = _Runs(request, subject, folder.path, environment, say, run or _to_its_end)
+    runs = _Runs(request, found, folder.path, environment, say, run or _to_its_end)
     reason, is_refuted = _run_pairs(runs, most_pairs)
-    result = _result(request, subject, runs.pairs, most_pairs, reason, is_refuted=is_refuted)
+    result = _result(request, found, runs.pairs, most_pairs, reason, is_refuted=is_refuted)
     write_proof(folder.path, result)
     return result, folder.path
 

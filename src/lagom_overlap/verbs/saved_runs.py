@@ -63,10 +63,10 @@ def report_of(run: Path | None = None) -> Path:
         BundleError: if its record cannot be read.
     """
     if run is None:
-        report = next((listed.report for listed in run_runs().runs if listed.report is not None), None)
-        if report is None:
+        found = next((listed.report for listed in run_runs().runs if listed.report is not None), None)
+        if found is None:
             raise JobError(f"no run below {RUNS_FOLDER} has a report; name a run folder, or see: lagom runs FOLDER")
-        return report
+        return found
     saved = RunFolder.read(run)
     if REPORT not in saved.files:
         raise JobError(f"{str(run)!r} is a run of lagom {saved.kind} without a report; it has {', '.join(saved.files)}")

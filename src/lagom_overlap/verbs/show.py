@@ -80,32 +80,32 @@ def _proof(path: Path) -> ShowResult:
     run, proof = _run(path), read_proof(path)
     if proof is None:
         return run
-    lines = (f"decision: {proof.decision}", f"why: {proof.reason}", *run.said)
-    return replace(run, what=f"a proof of {proof.subject}", said=lines, next=f"Next: {proof.next_line}")
+    said = (f"decision: {proof.decision}", f"why: {proof.reason}", *run.said)
+    return replace(run, what=f"a proof of {proof.subject}", said=said, next=f"Next: {proof.next_line}")
 
 
 def _run(path: Path) -> ShowResult:
     saved = RunFolder.read(path)
     record, result = saved.record, saved.record.result
-    lines: list[str] = []
+    said: list[str] = []
     if saved.kind is RunKind.TUNE and result is None:
-        lines.append("cut off: its process is gone" if saved.has_no_process else "goes on, or its end is not known")
+        said.append("cut off: its process is gone" if saved.has_no_process else "goes on, or its end is not known")
     if isinstance(result, dict):
-        lines += [f"verdict: {words}"] if (words := verdict_words(result)) else []
-        lines += [_figure_text(*figure) for figure in figures(result)]
+        said += [f"verdict: {words}"] if (words := verdict_words(result)) else []
+        said += [_figure_text(*figure) for figure in figures(result)]
         lists = [notes for key in ("notes", "warnings") if isinstance(notes := result.get(key), list)]
-        lines += [f"note: {note}" for notes in lists for note in notes]
+        said += [f"note: {note}" for notes in lists for note in notes]
     if isinstance(record.request, dict):
-        lines += [
+        said += [
             f"asked: {key} = {value}"
             for key, value in record.request.items()
             if value is not None and value is not False and value != []
         ]
-    lines += _searched(path)
-    lines += [] if record.seed is None else [f"seed: {record.seed}"]
-    lines += [f"date: {record.date}", f"machine: {_pairs(record.machine) or 'not recorded'}"]
-    lines += [f"versions: {_pairs(record.versions)}"]
-    lines.append(f"files: {', '.join(saved.files)}")
+    said += _searched(path)
+    said += [] if record.seed is None else [f"seed: {record.seed}"]
+    said += [f"date: {record.date}", f"machine: {_pairs(record.machine) or 'not recorded'}"]
+    said += [f"versions: {_pairs(record.versions)}"]
+    said.append(f"files: {', '.join(saved.files)}")
     job = record.job.get("job") if isinstance(record.job, dict) else None
     name = f" of job {job['name']!r}" if isinstance(job, dict) and "name" in job else ""
     follow = f"Next: lagom open {_typed(path)}" if "report.html" in saved.files else ""
@@ -115,7 +115,7 @@ def _run(path: Path) -> ShowResult:
         follow = f"Next: lagom resume {_typed(path)}"
     elif saved.kind is RunKind.TUNE and _is_adopted(result):
         follow = f"Next: lagom export {_typed(path)} --format plugin, or lagom open {_typed(path)}"
-    return ShowResult(path=path, what=f"a run of lagom {saved.kind}{name}", said=tuple(lines), next=follow)
+    return ShowResult(path=path, what=f"a run of lagom {saved.kind}{name}", said=tuple(said), next=follow)
 
 
 def _typed(path: Path) -> str:
@@ -136,15 +136,15 @@ def _searched(path: Path) -> list[str]:
     journals = sorted(path.glob("journal.*.jsonl"))
     if not journals:
         return []
-    decoder, lines = msgspec.json.Decoder(_Line), []
+    decoder, said = msgspec.json.Decoder(_Line), []
     try:
         for text in read_regular(journals[0], MAX_BUNDLE_BYTES).splitlines()[1:]:
             line = decoder.decode(text)
             if line.kind is StepKind.SEARCH:
-                lines += [f"trial {line.number}: {_trial(row)}" for row in line.groups.values()]
+                said += [f"trial {line.number}: {_trial(row)}" for row in line.groups.values()]
     except (OSError, ValueError) as error:  # msgspec's are ValueErrors
-        lines.append(f"the journal {journals[0].name} cannot be read to its end: {error}")
-    return lines
+        said.append(f"the journal {journals[0].name} cannot be read to its end: {error}")
+    return said
 
 
 def _trial(row: GroupRow) -> str:
@@ -195,15 +195,15 @@ def _toml(path: Path) -> ShowResult:
 def _plan(path: Path, raw: Mapping[str, Any]) -> ShowResult:
     carrier = check_plan_file(path)  # from here on every key has its type
     head = raw["plan"]
-    lines = [f"made by planner {head['planner']} for job {head.get('job') or 'unnamed'!r} on {head['num_ranks']} ranks"]
-    lines += [f"times: {head['times']}"] if head.get("times") else []
+    said = [f"made by planner {head['planner']} for job {head.get('job') or 'unnamed'!r} on {head['num_ranks']} ranks"]
+    said += [f"times: {head['times']}"] if head.get("times") else []
     kinds = Counter(str(rewrite["rewrite"]) for rewrite in raw.get("rewrite", ()))
-    lines += [f"{number} x {kind}" for kind, number in kinds.most_common()]
+    said += [f"{number} x {kind}" for kind, number in kinds.most_common()]
     for name in ("fsdp2", "megatron"):
-        lines += [f"{name}: {key} = {_short(value)}" for key, value in raw.get(name, {}).items()]
+        said += [f"{name}: {key} = {_short(value)}" for key, value in raw.get(name, {}).items()]
     who = f"for {carrier}" if carrier is not None else "of a graph"
     return ShowResult(
-        path=path, what=f"a plan {who}", said=tuple(lines), next=f"Next: lagom plan JOB --apply {_typed(path)}"
+        path=path, what=f"a plan {who}", said=tuple(said), next=f"Next: lagom plan JOB --apply {_typed(path)}"
     )
 
 
@@ -218,7 +218,7 @@ def _short(value: object) -> str:
 def _configs(path: Path, raw: Mapping[str, object]) -> ShowResult:
     try:
         groups = msgspec.convert(raw.get("groups", {}), _Configs)
-        lines = tuple(
+        said = tuple(
             f"{group} {comm}: {config_text(msgspec.convert(knobs, CommConfig))}"
             for group, comms in groups.items()
             for comm, knobs in comms.items()
@@ -229,7 +229,7 @@ def _configs(path: Path, raw: Mapping[str, object]) -> ShowResult:
     return ShowResult(
         path=path,
         what=f"settings of a run of lagom tune, {adopted}",
-        said=lines,
+        said=said,
         next=f"Next: lagom export {_typed(path.parent)} --format plugin",
     )
 
@@ -238,40 +238,40 @@ def _job(path: Path) -> ShowResult:
     content = read_regular(path, MAX_JOB_BYTES)
     variants = JobVariants.read(path, may_lack_work=True)
     spec = variants.spec(next(variants.combinations()))
-    lines = [
+    said = [
         f"[{name}] {', '.join(f'{key} = {value!r}' for key, value in table.items())}"
         for name, table in parse_toml(content).items()
         if isinstance(table, dict)
     ]
-    lines += [f"[[group]] {group.name}: {len(group.comm)} collectives, {group.count} times" for group in spec.group]
+    said += [f"[[group]] {group.name}: {len(group.comm)} collectives, {group.count} times" for group in spec.group]
     verb = "simulate" if spec.model is not None else "plan" if spec.program is not None else "tune"
     what = f"a job file, {spec.job.name!r}"
-    return ShowResult(path=path, what=what, said=tuple(lines), next=f"Next: lagom {verb} {_typed(path)}")
+    return ShowResult(path=path, what=what, said=tuple(said), next=f"Next: lagom {verb} {_typed(path)}")
 
 
 def _settings(path: Path) -> ShowResult:
     saved = read_saved(path)
-    lines = [f"{saved.world_size} ranks, {saved.route}, saved {saved.date}", f"verdict: {saved.verdict}"]
+    said = [f"{saved.world_size} ranks, {saved.route}, saved {saved.date}", f"verdict: {saved.verdict}"]
     for setting in saved.settings:
         call = setting.site.call
-        lines.append(
+        said.append(
             f"{call.kind} of {format_bytes(call.num_bytes)} on {call.description!r}: {config_text(setting.config)}"
         )
     adopted = "adopted" if saved.is_adopted else "none: the default was not beaten"
     follow = f"Next: lagom run --config {_typed(path)} -- COMMAND"
-    return ShowResult(path=path, what=f"settings of a tuned job, {adopted}", said=tuple(lines), next=follow)
+    return ShowResult(path=path, what=f"settings of a tuned job, {adopted}", said=tuple(said), next=follow)
 
 
 def _table(path: Path) -> ShowResult:
     table = read_table(path)
-    lines = [
+    said = [
         f"{row.kind} of {format_bytes(row.first_bytes)} to {format_bytes(row.last_bytes)} on "
         f"{row.communicator.description!r} ({row.communicator.num_ranks} ranks): {config_text(row.config)}"
         for row in table.decisions
     ]
     what = f"a table of the tuner plug-in, {len(table.communicators)} communicators"
     return ShowResult(
-        path=path, what=what, said=tuple(lines), next=f"Next: lagom run --config {_typed(path)} -- COMMAND"
+        path=path, what=what, said=tuple(said), next=f"Next: lagom run --config {_typed(path)} -- COMMAND"
     )
 
 
@@ -285,9 +285,9 @@ def _capture(path: Path) -> ShowResult:
     moved = Counter[str]()
     for comm in iteration.comms:
         moved[str(comm.collective.kind)] += comm.collective.num_bytes
-    lines = [f"{len(iteration.ops)} operators of one of {step.num_ranks} ranks"]
-    lines += [f"{number} x {kind}, {format_bytes(moved[kind])} in all" for kind, number in kinds.most_common()]
-    lines += [f"communicator {name}: {len(ranks)} ranks" for name, ranks in step.groups.items()]
-    lines += [f"note: {note}" for note in step.notes]
+    said = [f"{len(iteration.ops)} operators of one of {step.num_ranks} ranks"]
+    said += [f"{number} x {kind}, {format_bytes(moved[kind])} in all" for kind, number in kinds.most_common()]
+    said += [f"communicator {name}: {len(ranks)} ranks" for name, ranks in step.groups.items()]
+    said += [f"note: {note}" for note in step.notes]
     follow = f"Next: lagom plan {_typed(path)} --cluster NAME"
-    return ShowResult(path=path, what=f"a captured step, {iteration.name!r}", said=tuple(lines), next=follow)
+    return ShowResult(path=path, what=f"a captured step, {iteration.name!r}", said=tuple(said), next=follow)

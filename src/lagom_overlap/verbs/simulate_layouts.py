@@ -145,7 +145,7 @@ def _candidates(
     request: LayoutsRequest, model: TransformerModel, cluster: Cluster
 ) -> tuple[list[_Layout], int, list[str]]:
     """The layouts that may fit, how many do not because the smallest of their degrees does not, and what to know."""
-    layouts, num_too_large, notes = list[_Layout](), 0, list[str]()
+    found, num_too_large, notes = list[_Layout](), 0, list[str]()
     for framework in request.frameworks:
         space = LayoutSpace(
             model=model,
@@ -167,7 +167,7 @@ def _candidates(
                 num_too_large += len(steps)
                 continue
             try:
-                layouts += [
+                found += [
                     _Layout(
                         keys=keys,
                         step=step,
@@ -180,7 +180,7 @@ def _candidates(
             except LagomError as error:  # what it cannot build of one layout it cannot of any
                 notes.append(f"No layout of {framework}: {error}.")
                 break
-    return layouts, num_too_large, notes
+    return found, num_too_large, notes
 
 
 def _first_step(request: LayoutsRequest, every: Sequence[Keys]) -> JobStep | None:

@@ -62,7 +62,7 @@ def spent(times: TrainingTimes) -> Spent:
 def simulated_what_ifs(job: JobStep) -> tuple[WhatIf, ...]:
     """The answers for a job, best first."""
     simulator, times = job.simulator, job.times
-    before, what_ifs = spent(times), []
+    before, found = spent(times), []
     collectives = simulator.collectives
     for asked, settings in _of_collectives(simulator.price.model):
         if not any(settings(collective) is not None for collective in collectives):
@@ -71,7 +71,7 @@ def simulated_what_ifs(job: JobStep) -> tuple[WhatIf, ...]:
             after = simulator.times(settings)
         except LagomError:
             continue
-        what_ifs.append(what_if(asked, before, spent(after)))
+        found.append(what_if(asked, before, spent(after)))
     for asked, other in _of_the_job(job):
         if not other.fits:
             continue
@@ -81,10 +81,10 @@ def simulated_what_ifs(job: JobStep) -> tuple[WhatIf, ...]:
             continue
         if job.rules.queues_transfers(job.layout) and job.layout.overlap_p2p is not other.layout.overlap_p2p:
             more_s = QUEUE_ERROR * abs(times.iteration_s - after.iteration_s)
-            what_ifs.append(what_if(asked, before, spent(after), more_error_s=more_s, more_error=_OF_QUEUES))
+            found.append(what_if(asked, before, spent(after), more_error_s=more_s, more_error=_OF_QUEUES))
         else:
-            what_ifs.append(what_if(asked, before, spent(after)))
-    return best_first(what_ifs)
+            found.append(what_if(asked, before, spent(after)))
+    return best_first(found)
 
 
 def spent_of(timeline: Timeline) -> Spent:
@@ -101,13 +101,13 @@ def captured_what_ifs(
 
     `flow` holds the step's data dependences alone, `issued` what the framework waits for, too.
     """
-    simulator, before, what_ifs = IterationSimulator(issued, model), spent_of(timeline), []
+    simulator, before, found = IterationSimulator(issued, model), spent_of(timeline), []
     if (kept := _kept(flow, issued)) is not None:
         after = IterationSimulator(kept, model).timeline({})
         peak = peak_of_spans(kept, {span.name: (span.start_s, span.end_s) for span in after.spans})
         if peak <= model.cluster.gpu.memory_bytes:
             asked = AskedChange(f"{_KEEPS} ({format_memory(peak)} per GPU)", _KEEP_LINE)
-            what_ifs.append(what_if(asked, before, spent_of(after)))
+            found.append(what_if(asked, before, spent_of(after)))
     for asked, settings in _of_collectives(model):
         configs = {op.name: config for op in issued.comms if (config := settings(op.collective)) is not None}
         if not configs:
@@ -116,8 +116,8 @@ def captured_what_ifs(
             after = simulator.timeline(configs)
         except LagomError:
             continue
-        what_ifs.append(what_if(asked, before, spent_of(after)))
-    return best_first(what_ifs)
+        found.append(what_if(asked, before, spent_of(after)))
+    return best_first(found)
 
 
 def _kept(flow: Iteration, issued: Iteration) -> Iteration | None:

@@ -110,7 +110,7 @@ def _step_and_slot(
 
 def pipelined(index: StepIndex, roles: Roles, num_splits: int, rs_dgrad: bool) -> list[Split]:
     """A split for every gather and scatter that has a product next to it whose rows divide."""
-    comms = []
+    found = []
     for name in roles.names(MegatronRole.ACTIVATION) + (roles.names(MegatronRole.INPUT_GRADIENT) if rs_dgrad else []):
         comm = index.ops[name]
         assert not isinstance(comm, CompOp), name
@@ -124,8 +124,8 @@ def pipelined(index: StepIndex, roles: Roles, num_splits: int, rs_dgrad: bool) -
         products = [link for link in (_rows_of(index, n) for n in neighbours) if link is not None]
         links = divisible(index, tuple(products[:1]), num_splits, from_end=not gathers)
         if links:
-            comms.append(Split(name, 0, num_splits, () if gathers else links, links if gathers else ()))
-    return comms
+            found.append(Split(name, 0, num_splits, () if gathers else links, links if gathers else ()))
+    return found
 
 
 def _rows_of(index: StepIndex, name: str) -> ChainLink | None:
@@ -139,13 +139,13 @@ def _rows_of(index: StepIndex, name: str) -> ChainLink | None:
 def bucket_sizes(elements: Sequence[int], bucket_elements: int) -> list[list[int]]:
     """Which parameters (by place in backward order) share a bucket."""
     buckets: list[list[int]] = [[]]
-    num_bytes = 0
+    held = 0
     for place, size in enumerate(elements):
         buckets[-1].append(place)
-        num_bytes += size
-        if num_bytes >= bucket_elements:
+        held += size
+        if held >= bucket_elements:
             buckets.append([])
-            num_bytes = 0
+            held = 0
     return [bucket for bucket in buckets if bucket]
 
 
@@ -167,13 +167,13 @@ def _runs(index: StepIndex) -> Iterator[list[CommOp]]:
 
 def bucket_rewrites(index: StepIndex, bucket_elements: int, element_bytes: int) -> list[Fuse]:
     """The fusions that make buckets; gradients have `element_bytes` each."""
-    rewrites = []
+    found = []
     for run in _runs(index):
         elements = [op.collective.num_bytes // element_bytes for op in run]
         for bucket in bucket_sizes(elements, bucket_elements):
             if len(bucket) > 1:
-                rewrites.append(Fuse(tuple(run[place].name for place in bucket)))
-    return rewrites
+                found.append(Fuse(tuple(run[place].name for place in bucket)))
+    return found
 
 
 GRADIENT_BYTES = 4
@@ -230,19 +230,19 @@ class Megatron:
     def _rewrites(self, problem: PlanProblem) -> list[Rewrite]:
         index = StepIndex(problem.iteration)
         roles = Roles.find(index)
-        rewrites: list[Rewrite] = []
+        found: list[Rewrite] = []
         if problem.exact:
-            return rewrites
+            return found
         gradients = index.gradient_comms
         if gradients and self.flags.is_first_stage:
             size = self.flags.bucket_elements
             size = size or default_bucket_elements(max(op.collective.num_ranks for op in gradients))
-            rewrites += bucket_rewrites(index, size, self.gradient_bytes)
+            found += bucket_rewrites(index, size, self.gradient_bytes)
         elif gradients:
-            rewrites += bucket_rewrites(index, 1 << 62, self.gradient_bytes)
+            found += bucket_rewrites(index, 1 << 62, self.gradient_bytes)
         if self.flags.tensor_overlap is TensorOverlap.PIPELINED:
-            rewrites += pipelined(index, roles, self.flags.tensor_splits, self.flags.rs_dgrad)
-        return rewrites
+            found += pipelined(index, roles, self.flags.tensor_splits, self.flags.rs_dgrad)
+        return found
 
     def _gather_waits(self, index: StepIndex) -> tuple[tuple[str, str], ...]:
         """Gather k + 1 is launched when gather k was waited for: it has ended, and its first user is next."""

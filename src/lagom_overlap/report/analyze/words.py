@@ -80,20 +80,20 @@ def headline(result: AnalyzeResult) -> str:
         num = len(findings.ranks)
         files = f"{time_text(total)} of collectives over {num} rank{'s' * (num > 1)}; the files hold no timeline."
         return " ".join((*stands, files))
-    measures = job_measures(result)
+    found = job_measures(result)
     windows = sum(max(1, len(rank.steps)) for rank in timed)
-    span = measures.span_ns
+    span = found.span_ns
     stretched = sum(findings.contention.of_rank)
     parts = [
-        f"exposed communication {time_text(measures.exposed_comm_ns / windows)} "
-        f"({percent_text(measures.exposed_comm_ns, span)})",
+        f"exposed communication {time_text(found.exposed_comm_ns / windows)} "
+        f"({percent_text(found.exposed_comm_ns, span)})",
         f"computation stretched by it {_stretch_text(findings.contention, stretched / windows, span / windows)}",
-        f"idle {time_text(measures.idle_ns / windows)} ({percent_text(measures.idle_ns, span)}"
-        + ("" if timed[0].trace.is_cpu else f", of it waiting for the CPU {_host_text(measures)}")
+        f"idle {time_text(found.idle_ns / windows)} ({percent_text(found.idle_ns, span)}"
+        + ("" if timed[0].trace.is_cpu else f", of it waiting for the CPU {_host_text(found)}")
         + ")",
     ]
-    if measures.copies_alone_ns >= _TELLING * span > 0:
-        copies_ns = measures.copies_alone_ns
+    if found.copies_alone_ns >= _TELLING * span > 0:
+        copies_ns = found.copies_alone_ns
         parts.append(f"copies alone {time_text(copies_ns / windows)} ({percent_text(copies_ns, span)})")
     counts = {max(1, len(rank.steps)) for rank in timed}
     num = counts.pop() if len(counts) == 1 else windows
@@ -183,18 +183,18 @@ def rank_cells(result: AnalyzeResult) -> list[tuple[str, ...]]:
         if result.analysis.hta:
             rows.append(_hta_cells(name, result.analysis.hta[index]))
             continue
-        measures, num = rank.measures, max(1, len(rank.steps))
-        step_ns = measures.span_ns / num
+        found, num = rank.measures, max(1, len(rank.steps))
+        step_ns = found.span_ns / num
         rows.append(
             (
                 name,
                 time_text(step_ns),
-                _shared(measures.compute_ns / num, step_ns),
-                _shared(measures.comm_ns / num, step_ns),
-                _shared(measures.exposed_comm_ns / num, step_ns),
-                percent_text(measures.overlap_ns, measures.comm_ns),
+                _shared(found.compute_ns / num, step_ns),
+                _shared(found.comm_ns / num, step_ns),
+                _shared(found.exposed_comm_ns / num, step_ns),
+                percent_text(found.overlap_ns, found.comm_ns),
                 _shared(rank.stretched_ns / num, step_ns),
-                _shared(measures.idle_ns / num, step_ns),
+                _shared(found.idle_ns / num, step_ns),
             )
         )
     return rows
@@ -241,20 +241,20 @@ def collective_cells(result: AnalyzeResult, only: str | None = None) -> list[tup
 
 def contention_sentence(result: AnalyzeResult) -> str:
     """What is known about contention, and of how much nothing is."""
-    contention = result.analysis.findings.contention
-    overlapped_ns = contention.covered_ns + contention.uncovered_ns
+    found = result.analysis.findings.contention
+    overlapped_ns = found.covered_ns + found.uncovered_ns
     if not overlapped_ns:
         return "No computation runs during a collective: nothing is stretched."
-    if not contention.total.num_overlapped:
+    if not found.total.num_overlapped:
         return f"{time_text(overlapped_ns)} of computation in all runs during collectives, none of it also alone."
     interval = ""
-    if contention.total.low is not None and contention.total.high is not None:
-        interval = f" (95 %: {contention.total.low:.2f}–{contention.total.high:.2f})"
-    more = f"; another {time_text(contention.uncovered_ns)} of it has no run alone to compare with"
-    without = more if contention.uncovered_ns else ""
+    if found.total.low is not None and found.total.high is not None:
+        interval = f" (95 %: {found.total.low:.2f}–{found.total.high:.2f})"
+    more = f"; another {time_text(found.uncovered_ns)} of it has no run alone to compare with"
+    without = more if found.uncovered_ns else ""
     return (
-        f"During collectives the same kernels take {contention.total.slowdown:.2f}×{interval} as long as alone, over "
-        f"{time_text(contention.covered_ns)} of computation in all{without}.{_too_few(contention)}"
+        f"During collectives the same kernels take {found.total.slowdown:.2f}×{interval} as long as alone, over "
+        f"{time_text(found.covered_ns)} of computation in all{without}.{_too_few(found)}"
     )
 
 
@@ -294,15 +294,15 @@ def contention_cells(result: AnalyzeResult, only: str | None = None) -> list[tup
     rows: list[tuple[str, ...]] = []
     num = _num_windows(result)
     for row in result.analysis.findings.contention.classes:
-        slowdown = row.found
-        interval = _NONE if slowdown.low is None or slowdown.high is None else f"{slowdown.low:.2f}–{slowdown.high:.2f}"
+        found = row.found
+        interval = _NONE if found.low is None or found.high is None else f"{found.low:.2f}–{found.high:.2f}"
         rows.append(
             (
                 f"{row.kernel_class} | {collective_text(row.collective, only)}",
-                str(slowdown.num_overlapped),
-                f"{slowdown.slowdown:.2f}×",
+                str(found.num_overlapped),
+                f"{found.slowdown:.2f}×",
                 interval,
-                time_text(slowdown.stretched_ns / num),
+                time_text(found.stretched_ns / num),
             )
         )
     return rows
@@ -311,6 +311,6 @@ def contention_cells(result: AnalyzeResult, only: str | None = None) -> list[tup
 def advice_texts(result: AnalyzeResult) -> list[tuple[str, str, str, str]]:
     """(gain, what, evidence, line) of every piece of advice."""
     return [
-        (f"up to {format_seconds(advice.predicted_gain_s)} per step", advice.what, advice.evidence, advice.apply)
-        for advice in result.advice
+        (f"up to {format_seconds(held.predicted_gain_s)} per step", held.what, held.evidence, held.apply)
+        for held in result.advice
     ]
