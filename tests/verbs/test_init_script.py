@@ -151,6 +151,7 @@ def test_sizes_in_the_usual_idioms_are_read(text: str, sizes: tuple[int | None, 
         ("DataLoader(a, 4)\nDataLoader(b, 8)", "DataLoader(batch_size=8) is 8; 4 is taken"),
         ("GPTConfig(n_layer=12, n_head=12)", "line 1: GPTConfig(...), a model that is not known here"),
         ("init_device_mesh('cuda', (2, 4))", "line 1: a device mesh whose dimensions have no names"),
+        ("init_device_mesh('a', (2,))\ninit_device_mesh('b', (4,))", "line 2: another device mesh; that of line 1 is"),
         ("init_device_mesh('cuda', shape)", "line 1: a device mesh whose shape is not written out"),
         ("LlamaConfig(hidden_size=4096)", "which leaves num_hidden_layers, num_attention_heads, vocab_size, inter"),
         ("LlamaConfig(hidden_size=args.dim, intermediate_size=1, num_hidden_layers=1, num_attention_heads=1, "

@@ -293,6 +293,10 @@ def _shapes(keywords: Mapping[str, ast.expr], value: _Value) -> dict[str, object
 def _mesh(node: ast.Call, keywords: Mapping[str, ast.expr], facts: ScriptFacts, value: _Value) -> None:
     shape = keywords.get("mesh_shape", node.args[1] if len(node.args) > 1 else None)
     names = keywords.get("mesh_dim_names")
+    if facts.degrees:
+        first = next(iter(facts.degrees.values())).where.partition(":")[0]
+        facts.unread.append(f"line {node.lineno}: another device mesh; that of {first} is taken")
+        return
     if not isinstance(shape, ast.Tuple | ast.List):
         facts.is_whole_mesh = False
         facts.unread.append(f"line {node.lineno}: a device mesh whose shape is not written out")
