@@ -1,5 +1,6 @@
 """`lagom resume`: a search that was cut off ends as if it had not been, and what cannot go on says why."""
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -115,7 +116,9 @@ def test_another_job_machine_or_state_is_refused_in_one_line(tmp_path: Path) -> 
 @pytest.mark.parametrize("kind", [kind for kind in RunKind if kind is not RunKind.TUNE])
 def test_a_verb_that_cannot_go_on_says_what_to_type(kind: RunKind, tmp_path: Path) -> None:
     RunFolder.create(tmp_path / "run", "run").write(RunRecord.now(kind, seed=0))
-    with pytest.raises(JobError, match=f"is a run of lagom {kind}, which cannot be resumed: ") as refused:
+    with pytest.raises(
+        JobError, match=re.escape(f"is a run of lagom {kind.words}, which cannot be resumed: ")
+    ) as refused:
         resumed(tmp_path / "run")
     assert "\n" not in str(refused.value)
     assert "type the command again" in str(refused.value) or "lagom run --online" in str(refused.value)

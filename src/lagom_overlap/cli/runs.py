@@ -8,6 +8,7 @@ from rich.text import Text
 
 from lagom_overlap.cli.output import show
 from lagom_overlap.cli.stdout import say, visible
+from lagom_overlap.jobfile.run_folder import RunKind
 from lagom_overlap.report.fitted import Fitted
 from lagom_overlap.verbs.saved_runs import run_runs
 
@@ -26,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
         table.add_column(name, no_wrap=name != "folder", overflow="fold")
     for listed in result.runs:
         when = listed.date.replace("T", " ").removesuffix("Z")
-        cells = (when, listed.kind, listed.job or "-", str(listed.folder))
+        cells = (when, RunKind(listed.kind).words, listed.job or "-", str(listed.folder))
         table.add_row(*(Text(visible(cell)) for cell in cells))
     show(Group(Fitted(table), Text(), Text("Open a report: lagom open FOLDER (without FOLDER: the latest)")))
     return 0

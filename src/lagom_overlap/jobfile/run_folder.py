@@ -64,6 +64,21 @@ class RunKind(StrEnum):
     SIMULATE_CAPTURE = "simulate_capture"
     TUNE = "tune"
 
+    @property
+    def words(self) -> str:
+        """The verb as it is typed, with the form of it that was run."""
+        return _FORMS.get(self, str(self))
+
+
+_FORMS: Final = MappingProxyType(
+    {
+        RunKind.COMPARE_PLANNERS: "compare (planners)",
+        RunKind.LAYOUTS: "simulate (layouts)",
+        RunKind.PROFILE: "simulate (profile)",
+        RunKind.SIMULATE_CAPTURE: "simulate (capture)",
+    }
+)
+
 
 class RunProcess(msgspec.Struct, frozen=True):
     """The process that runs, told from a later one of the same number, and from those of other machines."""

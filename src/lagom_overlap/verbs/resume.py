@@ -72,7 +72,7 @@ def resumed(path: Path) -> TuneRequest:
         BundleError: if the folder is damaged.
     """
     saved = RunFolder.read(path)
-    name = f"{str(path)!r} is a run of lagom {saved.kind}"
+    name = f"{str(path)!r} is a run of lagom {saved.kind.words}"
     if saved.kind is not RunKind.TUNE:
         why = _WHY_NOT.get(saved.kind, _PREDICTS).replace("RUN", shlex.quote(str(path)))
         raise JobError(f"{name}, which cannot be resumed: {why}")

@@ -69,7 +69,9 @@ def report_of(run: Path | None = None) -> Path:
         return found
     saved = RunFolder.read(run)
     if REPORT not in saved.files:
-        raise JobError(f"{str(run)!r} is a run of lagom {saved.kind} without a report; it has {', '.join(saved.files)}")
+        raise JobError(
+            f"{str(run)!r} is a run of lagom {saved.kind.words} without a report; it has {', '.join(saved.files)}"
+        )
     return run / REPORT
 
 

@@ -91,7 +91,7 @@ def look(path: Path) -> Watched:
     if saved.kind is RunKind.TUNE:
         return _search(saved)
     raise JobError(
-        f"{str(path)!r} is a run of lagom {saved.kind}, which wrote it when it had ended: "
+        f"{str(path)!r} is a run of lagom {saved.kind.words}, which wrote it when it had ended: "
         f"lagom show {shlex.quote(str(path))}"
     )
 
