@@ -442,7 +442,9 @@ def _show(verbs: _Verbs) -> None:
 def _runs(verbs: _Verbs) -> None:
     """`lagom runs`: the run folders that there are, the latest first."""
     parser = verbs.add_parser("runs", help="list the run folders that there are", description=_runs.__doc__)
-    parser.add_argument("folder", type=Path, nargs="?", metavar="DIR", help="what they lie in (default: lagom-runs)")
+    parser.add_argument(
+        "folder", type=Path, nargs="?", metavar="DIR", help="what they lie in (default: here and lagom-runs)"
+    )
     _json_and_debug(parser)
 
 
@@ -460,7 +462,7 @@ def _watch(verbs: _Verbs) -> None:
     """
     parser = verbs.add_parser("watch", help="follow a run that goes on", description=_watch.__doc__)
     parser.add_argument(
-        "folder", type=Path, nargs="?", metavar="RUN", help="run folder (default: the latest below lagom-runs)"
+        "folder", type=Path, nargs="?", metavar="RUN", help="run folder (default: the latest here or in lagom-runs)"
     )
     parser.add_argument("--once", action="store_true", help="say where it is now, and end")
     _debug(parser)

@@ -299,12 +299,13 @@ class SavedRun:
             raise BundleError(f"run folder {str(self.path)!r} holds no job: {in_words(str(error))}") from None
 
 
-def list_runs(runs: Path) -> tuple[SavedRun, ...]:
-    """Every run below a folder such as `lagom-runs`, the latest first; what is no run folder is passed over."""
+def list_runs(folder: Path) -> tuple[SavedRun, ...]:
+    """Every run in a folder and in its `lagom-runs`, the latest first; what is no run folder is passed over."""
     found = []
-    for path in runs.iterdir() if runs.is_dir() else ():
-        try:
-            found.append(RunFolder.read(path))
-        except (JobError, BundleError):  # a run that has not ended, or something else
-            continue
+    for place in (folder, folder / RUNS_FOLDER):
+        for path in place.iterdir() if place.is_dir() else ():
+            try:
+                found.append(RunFolder.read(path))
+            except (JobError, BundleError):  # a run that has not ended, or something else
+                continue
     return tuple(sorted(found, key=lambda run: (run.record.date, run.path.name), reverse=True))
