@@ -1,11 +1,12 @@
 """`lagom runs` and `lagom open`: the run folders that there are, and the page of one."""
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from lagom_overlap.errors import JobError
-from lagom_overlap.jobfile.run_folder import RUNS_FOLDER, RunFolder, SavedRun, list_runs
+from lagom_overlap.jobfile.run_folder import RUNS_FOLDER, RunFolder, RunKind, SavedRun, list_runs
 from lagom_overlap.results.listing import ListedRun, RunsResult
 from lagom_overlap.results.tune import is_modelled
 
@@ -71,9 +72,9 @@ def report_of(run: Path | None = None) -> Path:
         return found
     saved = RunFolder.read(run)
     if REPORT not in saved.files:
-        raise JobError(
-            f"{str(run)!r} is a run of lagom {saved.kind.words} without a report; it has {', '.join(saved.files)}"
-        )
+        remedy = f"; lagom resume {shlex.quote(str(run))} writes one" if saved.kind is RunKind.TUNE else ""
+        has = ", ".join(saved.files)
+        raise JobError(f"{str(run)!r} is a run of lagom {saved.kind.words} without a report; it has {has}{remedy}")
     return run / REPORT
 
 
