@@ -1,6 +1,7 @@
 """`lagom diff`: what was set otherwise, times with their intervals, and what cannot be compared."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from kineto_traces import KinetoFile
 from lagom_overlap.cli import main
 from lagom_overlap.collective import CollectiveKind, CommConfig, ConfigTable
 from lagom_overlap.collective.sites import CallType, Site, SiteSetting
+from lagom_overlap.errors import BundleError
 from lagom_overlap.export.saved import SavedSettings, write_saved
 from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
 from lagom_overlap.nccl_plugin.table_writer import encode_table, write_table
@@ -132,6 +134,13 @@ def test_two_proofs_have_the_times_of_both_sides(tmp_path: Path) -> None:
         (paths[-1] / "proof.json").write_text(json.dumps({"default_s": [3.0], "configured_s": configured_s}))
     found = run_diff(*paths)
     assert [(row.name, row.ratio) for row in found.times] == [("the step", 2.0), ("the default's step", 1.0)]
+
+
+def test_a_settings_file_that_is_none_is_not_taken_for_no_settings(tmp_path: Path) -> None:
+    one, two = run_folder(tmp_path / "a"), run_folder(tmp_path / "b")
+    os.mkfifo(two / "configs.toml")
+    with pytest.raises(BundleError, match=r"configs\.toml' is no regular file"):
+        run_diff(one, two)
 
 
 FSDP2_PLAN = """

@@ -274,8 +274,8 @@ def _separate_reduce_scatter(findings: Findings) -> Iterator[Advice]:
             apply="model.set_separate_reduce_scatter_group(True)  # FSDP2, torch 2.13 or later"
             if "FSDP" in findings.frameworks
             else "reduce_group = dist.new_group(ranks)  # a second group of the same ranks, for the reduce-scatters",
-            evidence=f"{queued.count} calls of {kind.value} on {communicator} started at once when a {other.value} of the "
-            f"same communicator ended{_reverse(all_queued.count - queued.count)}, queued for "
+            evidence=f"{queued.count} calls of {kind.value} on {communicator} started at once when a {other.value} "
+            f"of the same communicator ended{_reverse(all_queued.count - queued.count)}, queued for "
             f"{_time(findings, all_queued.queued_ns)}; of that at most {_time(findings, all_queued.won_ns)} was "
             "exposed",
             predicted_gain_s=_per_step(findings, all_queued.won_ns),

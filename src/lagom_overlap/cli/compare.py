@@ -117,10 +117,10 @@ def _finish(
             say(content)
         else:
             show(table, *(Text(note, style="dim") for note in result.notes))
-            if line := _following(result, arguments):
-                say(f"\nNext: {line}")
             if arguments.out is not None:
                 say(f"\nReport: {arguments.out / 'report.html'}")
+            if line := _following(result, arguments):
+                say(f"\nNext: {line}")
     if not result.interrupted:
         return 0
     write_lines(f"lagom compare: interrupted; {len(result.rows)} of {num_asked} were done and are kept")

@@ -91,7 +91,6 @@ def _show_layouts(result: LayoutsResult, arguments: argparse.Namespace) -> int:
         say(result.to_json())
     else:
         show(layouts_summary(result))
-        say(f"Report: {next(path for path in result.files if path.name == 'report.html')}")
     return exit_code() if result.interrupted else 0
 
 

@@ -99,13 +99,13 @@ def tune(request: TuneRequest, *, as_json: bool, details: bool) -> int:
     else:
         show(verdict_panel(result), changes(result, details=details))
         files = {path.name: path for path in result.files}
+        named = (("Report", "report.html"), ("Timeline (Perfetto)", "timeline.json"))
+        say("\n" + "\n".join(f"{what}: {files[name]}" for what, name in named if name in files))
         folder = shlex.quote(str(result.folder)) if result.folder is not None else "RUN"
         first, *others = next_commands(result, folder)
         said = [f"Next: {first}", *(f"Or:   {line}" for line in others if line != UNDO)]
         undo = [Text(f"To undo{UNDO.partition('undo')[2]}.")] if UNDO in others else []
         show(Group(Text(), *map(to_type, said), *undo))
-        named = (("Report", "report.html"), ("Timeline (Perfetto)", "timeline.json"))
-        say("\n" + "\n".join(f"{what}: {files[name]}" for what, name in named if name in files))
     if result.interrupted:
         return exit_code()
     is_whole = {*RUN_FILES} <= {path.name for path in result.files}
@@ -116,7 +116,8 @@ def _telling(observe: Observer, lines: PlainLines) -> Observer:
     """Also tells who writes lines where there is no bar."""
 
     def both(progress: RunProgress) -> None:
-        best = "" if progress.best_s is None else f", best {format_seconds(progress.best_s)}"
+        is_search = progress.phase is StepKind.SEARCH  # the verdict measures what was chosen
+        best = f", best {format_seconds(progress.best_s)}" if is_search and progress.best_s is not None else ""
         lines.update(f"{progress.phase}, {progress.num_done} of {progress.num_planned}{best}")
         observe(progress)
 

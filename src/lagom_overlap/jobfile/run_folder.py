@@ -248,7 +248,8 @@ class RunFolder:
         if not path.is_dir():
             raise JobError(f"{str(path)!r} {'is no run folder' if path.exists() else 'does not exist'}")
         if not (path / RECORD).is_file():
-            raise JobError(f"{str(path)!r} is no run folder: {RECORD} is missing")
+            what = "is no regular file" if os.path.lexists(path / RECORD) else "is missing"
+            raise JobError(f"{str(path)!r} is no run folder: {RECORD} {what}")
         try:
             content = read_regular(path / RECORD, _MAX_RECORD_BYTES)
             made_as = msgspec.json.decode(content, type=_Format).format

@@ -115,6 +115,8 @@ def _settings(run: SavedRun) -> Iterator[tuple[str, str]]:
     for name in _TOML:
         if name in run.files:
             yield from _flat(_table(run.path / name), name.partition(".")[0])
+        elif (run.path / name).exists():
+            raise BundleError(f"{str(run.path / name)!r} is no regular file")
 
 
 def _site(setting: SiteSetting) -> tuple[str, str]:

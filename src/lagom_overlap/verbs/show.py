@@ -57,7 +57,8 @@ def run_show(path: Path) -> ShowResult:
     if path.is_dir():
         return _proof(path)
     if not path.is_file():
-        raise JobError(f"{str(path)!r} {'is no regular file' if path.exists() else 'does not exist'}; give {_FORMS}")
+        gone = "is a link that leads nowhere" if path.is_symlink() else "does not exist"
+        raise JobError(f"{str(path)!r} {'is no regular file' if path.exists() else gone}; give {_FORMS}")
     if path.name == RECORD:
         return _proof(path.parent)
     if starts_with(path, _MAGIC):

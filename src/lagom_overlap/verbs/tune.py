@@ -12,7 +12,7 @@ from lagom_overlap.backends.base import Backend
 from lagom_overlap.errors import BackendError, BundleError
 from lagom_overlap.export.configs import configs_toml
 from lagom_overlap.interrupts import held_back
-from lagom_overlap.jobfile.describe import ONE_SIDED, OUT_OF_BUDGET
+from lagom_overlap.jobfile.describe import ENDED_BY_ITSELF, ONE_SIDED, OUT_OF_BUDGET
 from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunProcess, RunRecord
 from lagom_overlap.jobfile.whole_step import WholeStep
@@ -228,7 +228,12 @@ def _offered(header: BundleHeader) -> object:
 
 def _notes(request: TuneRequest, run: Run) -> tuple[str, ...]:
     notes = _backend_notes(request, run.backend)
-    return (*notes, OUT_OF_BUDGET) if run.out_of_budget else notes
+    if run.out_of_budget:
+        return (*notes, OUT_OF_BUDGET)
+    asked, done = request.job.spec.tune.budget.measurements, run.study.num_measurements
+    if asked is None or run.interrupted or done >= asked:
+        return notes
+    return (*notes, ENDED_BY_ITSELF.format(tuner=request.tuner_name, done=done, asked=asked))
 
 
 def _write(

@@ -11,6 +11,7 @@ from lagom_overlap.results.compare import CompareRow
 from lagom_overlap.units import format_percent, format_seconds
 
 REGRET = (
+    "Meas.: measurements of the search, of each tuner as published; lagom tune adds those of its guard. "
     "Time: from a group's first start to its last end, summed over the groups. Speed: over the default, median of the "
     "pairs, with its 95 % interval. Behind: how much longer than the best tuner here (regret)."
 )

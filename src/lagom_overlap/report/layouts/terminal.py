@@ -21,7 +21,8 @@ _MAX_REFUSED: Final = 5
 def layouts_summary(result: LayoutsResult) -> Group:
     """The fastest, the table, what was refused, notes, and the next line."""
     parts: list[RenderableType] = [Text(size_text(result), style="dim"), Text(headline(result), style="bold"), Text()]
-    parts += [_table(result), Text()]
+    parts.append(_table(result))
+    before = len(parts)
     if said := certainty(result):
         parts.append(Text(said))
     for one in result.refused[:_MAX_REFUSED]:
@@ -29,6 +30,10 @@ def layouts_summary(result: LayoutsResult) -> Group:
     if len(result.refused) > _MAX_REFUSED:
         parts.append(Text(f"and {len(result.refused) - _MAX_REFUSED} more, all in run.json"))
     parts += [Text(note, style="dim") for note in result.notes]
+    if len(parts) > before:
+        parts.insert(before, Text())
+    if report := next((path for path in result.files if path.name == "report.html"), None):
+        parts += [Text(), to_type(f"Report: {report}")]
     if line := next_line(result):
         parts += [Text(), to_type(f"Next: {line}")]
     return Group(*parts)
@@ -46,7 +51,11 @@ def _table(result: LayoutsResult) -> Fitted:
     numbered = list(enumerate(result.rows, start=1))
     shown = numbered[:most]
     shown += [one for one in numbered[most:] if one[1].is_on_frontier][:_MAX_FRONTIER]
+    last = 0
     for number, row in shown:
+        if number > last + 1:
+            table.add_row("", Text(f"{number - last - 1} between: slower, and none needs less memory", style="dim"))
+        last = number
         cells = [Text(f"{number}{'*' if row.is_on_frontier else ' '}"), Text(layout_text(row.keys, is_ranking=ranking))]
         cells += [Text(str(row.num_gpus))] if several else []
         cells += [Text(format_seconds(row.iteration_s)), Text(format_memory(row.memory_bytes))]

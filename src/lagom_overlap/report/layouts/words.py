@@ -1,9 +1,10 @@
 """Ranked layouts in words."""
 
+import shlex
 from collections.abc import Mapping
 from typing import Any, Final
 
-from lagom_overlap.results.layouts import LayoutRow, LayoutsResult
+from lagom_overlap.results.layouts import BEST_FILE, LayoutRow, LayoutsResult
 from lagom_overlap.units import format_memory, format_seconds
 
 _DEGREES: Final = {"tensor": "TP", "context": "CP", "pipeline": "PP", "expert": "EP", "data": "DP", "fsdp": "FSDP"}
@@ -77,7 +78,7 @@ def certainty(result: LayoutsResult) -> str:
 def next_line(result: LayoutsResult) -> str:
     """What to type next."""
     files = {path.name: path for path in result.files}
-    return f"lagom simulate {files['best.toml']}" if files else ""
+    return f"lagom simulate {shlex.quote(str(files[BEST_FILE]))}" if BEST_FILE in files else ""
 
 
 def summary(result: LayoutsResult) -> str:
