@@ -9,6 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, overload
 
+from lagom_overlap.errors import JobError
 from lagom_overlap.jobfile.spec import JobSpec, read_job
 from lagom_overlap.results.analyze import AnalyzeResult
 from lagom_overlap.results.base import Result
@@ -44,7 +45,7 @@ def load(run: FilePath) -> Result:
     """
     from lagom_overlap.verbs.load import load_run  # noqa: PLC0415  each verb imports what it needs
 
-    return load_run(Path(run))
+    return load_run(_given(run))
 
 
 def _job(job: JobSource) -> JobSpec:
@@ -52,7 +53,13 @@ def _job(job: JobSource) -> JobSpec:
 
 
 def _path(path: FilePath | None) -> Path | None:
-    return None if path is None else Path(path)
+    return None if path is None else _given(path)
+
+
+def _given(path: FilePath) -> Path:
+    if not str(path):  # Path("") is the current folder
+        raise JobError("a path is empty, must name a file or folder")
+    return Path(path)
 
 
 def tune(

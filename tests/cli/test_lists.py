@@ -71,7 +71,7 @@ def test_runs_are_listed_latest_first_and_the_latest_report_is_opened(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["runs"]) == 0
-    assert "No run below lagom-runs" in capsys.readouterr().out
+    assert "No run in this folder or in its lagom-runs" in capsys.readouterr().out
     runs = Path("lagom-runs")
     runs.mkdir(mode=0o700)
     save(runs / "a", "first", "2026-01-01T00:00:00Z", has_report=True)
@@ -84,6 +84,13 @@ def test_runs_are_listed_latest_first_and_the_latest_report_is_opened(
     monkeypatch.setattr(webbrowser, "open", opened.append)
     assert main(["open"]) == 0
     assert opened == [(tmp_path / "lagom-runs" / "b" / "report.html").as_uri()]
+    long = f"a-name-of-{'x' * 80}"
+    save(Path(long), "fourth", "2026-01-04T00:00:00Z", has_report=True)  # as --out writes it
+    capsys.readouterr()
+    assert main(["runs"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].endswith(f" {long}"), "a name that is broken cannot be copied"
+    assert lines[-1] == f"Next: lagom open {long}"
     assert main(["open", "lagom-runs/c"]) == 2
     assert "is a run of lagom tune without a report; it has run.json" in capsys.readouterr().err
     assert main(["runs", "nowhere"]) == 2

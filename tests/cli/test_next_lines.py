@@ -36,11 +36,11 @@ STEP = IssuedStep(
 RUNS = {
     "simulate a b.toml": "lagom plan 'a b.toml'",
     "simulate captured.toml": "lagom plan captured.toml",
-    "plan 'a b.toml' --planner program_order": "the same with --out DIR, which writes the plan as a file",
+    "plan 'a b.toml' --planner program_order": "lagom plan 'a b.toml' --planner program_order --out planned    #",
     "plan 'a b.toml' --planner program_order --out planned": "lagom open planned",
     "compare shapes.toml --tuners fixed_min": "lagom tune shapes.toml --tuner fixed_min",
     "compare step.json --cluster a40_nvlink --planners program_order": (
-        "lagom plan step.json --planner program_order --cluster a40_nvlink --out DIR"
+        "lagom plan step.json --cluster a40_nvlink --planner program_order --out planned"
     ),
     "tune shapes.toml --tuner default --out tuned": "lagom run --online -- COMMAND",
 }
@@ -67,4 +67,4 @@ def test_a_verb_ends_with_a_line_to_type(typed: str, capsys: pytest.CaptureFixtu
     assert line.startswith(RUNS[typed])
     if line.startswith("lagom ") and "COMMAND" not in line:
         parser, _ = full_parser()
-        parser.parse_args(shlex.split(line)[1:])  # ends the test where the line is none
+        parser.parse_args(shlex.split(line, comments=True)[1:])  # ends the test where the line is none

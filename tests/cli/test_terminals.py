@@ -58,6 +58,15 @@ def test_a_terminal_that_is_not_utf_8_gets_the_same_words_in_its_own_characters(
     assert {len(line) for line in text.rstrip("\n").splitlines()} == {80}
 
 
+@pytest.mark.parametrize("width", range(24, 60))
+def test_no_line_break_parts_a_number_from_its_unit(monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    text = "It takes 12.3 ms, 4.5 % of the step of 270 ms, moves 1.25 GiB at 31.4 GB/s; 8 GPUs hold 42.9 GB each."
+    lines = printed(monkeypatch, "utf-8", Text(text)).splitlines()
+    assert " ".join(" ".join(lines).split()) == text
+    assert not [line for line in lines if re.search(r"\d\s*$", line)]
+
+
 JOB = """
 [job]
 name = "a job with quite a long name for a terminal of sixty columns"
@@ -129,7 +138,11 @@ def test_every_value_of_a_wide_terminal_is_whole_on_a_narrow_one(verb, tmp_path,
         monkeypatch.setenv("COLUMNS", str(columns))
         output.show(*renderables)
         # A line to type is whole, so that it can be copied.
-        lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("Next: lagom ")]
+        lines = [
+            line
+            for line in capsys.readouterr().out.splitlines()
+            if not line.startswith(("Next: lagom ", "Or:   lagom "))
+        ]
         assert max(map(cell_len, lines)) <= columns
         seen[columns] = Counter(VALUE.findall(" ".join(" ".join(lines).replace("│", " ").split())))
     assert seen[200]

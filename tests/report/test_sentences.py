@@ -12,7 +12,7 @@ from lagom_overlap.report.tune.words import (
     fixed_sentence,
     headline,
     knob_text,
-    next_step,
+    next_commands,
     ratio_text,
     share_sentence,
 )
@@ -90,25 +90,24 @@ def test_a_gain_that_the_test_cannot_tell_is_said_not_to_be_adopted_and_why(repo
 
 
 @pytest.mark.parametrize(
-    ("backend", "description", "words"),
+    ("backend", "description", "lines"),
     [
-        ("gloo", "gloo", ("This holds for the calls of this job file.", "lagom run --online -- COMMAND")),
-        ("nccl", "nccl", ("To use it: lagom run --config there -- COMMAND", "To undo it: start the job without")),
-        (
-            "simulated",
-            "simulated: A40",
-            ("To prove it on the machine: lagom run --online", "To undo either: start the job"),
-        ),
-        ("recorded", "replayed: simulated: A40", ("To prove it on the machine", "lagom run --config there")),
+        ("gloo", "gloo", ["lagom run --online"]),
+        ("nccl", "nccl", ["lagom run --config there", "lagom export there --format plugin", "# to undo"]),
+        ("simulated", "simulated: A40", ["lagom run --online", "lagom run --config there", "# to undo"]),
+        ("recorded", "replayed: simulated: A40", ["lagom run --online", "lagom run --config there", "# to undo"]),
     ],
 )
-def test_what_was_adopted_says_how_it_is_used_and_undone(report, backend, description, words):
+def test_what_was_adopted_says_how_it_is_used_and_undone(report, backend, description, lines):
     adopted = verdict_of(EIGHTEEN, adopted=True)
     found = changed(report, verdict=adopted, backend=backend, backend_description=description)
-    assert all(word in next_step(found, "there") for word in words)
-    assert next_step(changed(found, verdict=verdict_of(EIGHTEEN, adopted=False))) == ""
+    said = next_commands(found, "there")
+    assert len(said) == len(lines)
+    assert all(line.startswith(start) for line, start in zip(said, lines, strict=True))
     defaults = {problem.group.name: problem.default for problem in report.search.problems}
-    assert next_step(changed(found, recommended=defaults)) == ""
+    for nothing in (changed(found, verdict=verdict_of(EIGHTEEN, adopted=False)), changed(found, recommended=defaults)):
+        assert next_commands(nothing, "there")[0].endswith("nothing is to be set here")
+    assert next_commands(changed(found, interrupted=True), "there")[0].startswith("lagom resume there ")
 
 
 def test_a_loss_is_called_slower(report):

@@ -1,6 +1,7 @@
 """`lagom diff`: what was set otherwise, times with their intervals, and what cannot be compared."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from kineto_traces import KinetoFile
 from lagom_overlap.cli import main
 from lagom_overlap.collective import CollectiveKind, CommConfig, ConfigTable
 from lagom_overlap.collective.sites import CallType, Site, SiteSetting
+from lagom_overlap.errors import BundleError
 from lagom_overlap.export.saved import SavedSettings, write_saved
 from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
 from lagom_overlap.nccl_plugin.table_writer import encode_table, write_table
@@ -91,11 +93,54 @@ def test_figures_of_any_verb_are_compared_but_not_the_time_that_we_took(tmp_path
     one = run_folder(tmp_path / "a", kind=RunKind.PLAN, result=before)
     two = run_folder(tmp_path / "b", kind=RunKind.PLAN, result=after)
     found = run_diff(one, two)
+    assert found.conclusion.found == "the step is 20.0 % shorter in the second run"
     assert [(row.name, row.ratio) for row in found.times] == [
+        ("the step", pytest.approx(1.25)),
         ("iteration.before_s", 1.0),
         ("iteration.after_s", pytest.approx(1.25)),
     ]
     assert found.settings == ()
+
+
+def test_what_the_runs_chose_decides_also_of_different_verbs(tmp_path: Path) -> None:
+    groups = {"default": {"makespan_s": 3.0}, "best": {"makespan_s": 2.5}, "step_s": 5.0}
+    first = run_folder(tmp_path / "a", kind=RunKind.TUNE, result=groups | {"tuned_step_s": 4.0})
+    second = run_folder(tmp_path / "b", kind=RunKind.TUNE, result=groups | {"tuned_step_s": 2.0})
+    ranked = run_folder(tmp_path / "c", kind=RunKind.LAYOUTS, result={"rows": [{"iteration_s": 1.0}]})
+    traced = run_folder(tmp_path / "d", kind=RunKind.ANALYZE, result={"ranks": [{"span_s": 16.0, "steps": 2}]})
+    assert [run_diff(first, other).times[0].ratio for other in (second, ranked, traced)] == [2.0, 4.0, 0.5]
+    # 4 s to 2 s is twice as fast: the step is half as long.
+    assert run_diff(first, second).conclusion.found == "the step is 50.0 % shorter in the second run"
+
+
+def test_a_run_against_itself_is_one_line_and_figures_that_are_the_same_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = {"iteration_s": 2.0, "bubble_s": 1.0}
+    one = run_folder(tmp_path / "a", kind=RunKind.SIMULATE, result=result)
+    two = run_folder(tmp_path / "b", kind=RunKind.SIMULATE, result=result, seed=1)
+    assert main(["diff", str(one), str(one)]) == 0
+    [line] = capsys.readouterr().out.splitlines()
+    assert line.endswith("nothing differs, neither settings nor machine nor 3 times")
+    said = run_diff(one, two).summary().splitlines()
+    assert "  3 times the same" in said
+    assert not [line for line in said if "1.000x" in line]
+
+
+def test_two_proofs_have_the_times_of_both_sides(tmp_path: Path) -> None:
+    paths = []
+    for name, configured_s in (("a", [1.0, 4.0, 2.0]), ("b", [1.0, 1.0, 4.0])):
+        paths.append(run_folder(tmp_path / name))
+        (paths[-1] / "proof.json").write_text(json.dumps({"default_s": [3.0], "configured_s": configured_s}))
+    found = run_diff(*paths)
+    assert [(row.name, row.ratio) for row in found.times] == [("the step", 2.0), ("the default's step", 1.0)]
+
+
+def test_a_settings_file_that_is_none_is_not_taken_for_no_settings(tmp_path: Path) -> None:
+    one, two = run_folder(tmp_path / "a"), run_folder(tmp_path / "b")
+    os.mkfifo(two / "configs.toml")
+    with pytest.raises(BundleError, match=r"configs\.toml' is no regular file"):
+        run_diff(one, two)
 
 
 FSDP2_PLAN = """
@@ -113,10 +158,14 @@ units = ["0", "1"]
 @pytest.mark.parametrize(
     ("name", "content", "line"),
     [
-        ("try.env", "NCCL_ALGO=Ring\n", "lagom run --prove {} -- COMMAND   (by restarts of the job)"),
-        ("plan.toml", FSDP2_PLAN, "lagom run --prove {} -- COMMAND   (by restarts of the job)"),
-        ("plan.toml", FSDP2_PLAN.partition("carrier")[0], "lagom run --online -- COMMAND   (neither run left settings"),
-        ("gone.env", "", "lagom run --online -- COMMAND   (neither run left settings"),
+        ("try.env", "NCCL_ALGO=Ring\n", "lagom run --prove {} -- COMMAND    # by restarts of the job"),
+        ("plan.toml", FSDP2_PLAN, "lagom run --prove {} -- COMMAND    # by restarts of the job"),
+        (
+            "plan.toml",
+            FSDP2_PLAN.partition("carrier")[0],
+            "lagom run --online -- COMMAND    # neither run left settings",
+        ),
+        ("gone.env", "", "lagom run --online -- COMMAND    # neither run left settings"),
     ],
 )
 def test_the_line_to_type_is_one_that_prove_takes(tmp_path: Path, name: str, content: str, line: str) -> None:
@@ -144,7 +193,7 @@ def test_the_command_line_ends_with_three_lines(
     said = capsys.readouterr().out.splitlines()
     assert [line.partition(":")[0] for line in said[-3:]] == ["result", "why", "next"]
     assert said[-3] == "result: the runs are not measurably different"
-    assert said[-1].endswith("lagom run --prove lagom.json -- COMMAND   (in turns in one job)")
+    assert said[-1].endswith("lagom run --prove lagom.json -- COMMAND    # in turns in one job")
     assert main(["diff", str(one), str(two), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["conclusion"]["found"] == "the runs are not measurably different"
 

@@ -1,13 +1,18 @@
 """`lagom export`: from a run folder to files, through the command line."""
 
 import json
+import re
+import shutil
 import subprocess
+from dataclasses import replace
 
 import pytest
 
 from lagom_overlap.cli import main
 from lagom_overlap.collective import CollectiveKind
+from lagom_overlap.export.env_file import env_file
 from lagom_overlap.nccl_plugin.table_reader import read_table
+from lagom_overlap.verbs.export import read_deployment
 
 PHI2 = """
 [job]
@@ -64,14 +69,17 @@ def export(capsys, *arguments):
     return code, json.loads(captured.out) if code == 0 else captured.err
 
 
-ALL = [flag for form in ("plugin", "nvidia_csv", "env", "megatron_yaml", "perfetto") for flag in ("--format", form)]
-
-
 @pytest.mark.parametrize("name", ["model", "shapes"])
 def test_every_form_is_written_beside_the_run_and_says_what_it_lacks(runs, capsys, name):
-    code, result = export(capsys, runs / name, *ALL, "--group", "fsdp=dp_cp")
+    fit = []
+    for form in ("plugin", "nvidia_csv", "env", "megatron_yaml", "perfetto"):
+        code, said = export(capsys, runs / name, "--format", form, "--group", "fsdp=dp_cp", "--group", "dp=dp")
+        fit += ["--format", form] if code == 0 else []
+        assert code == 0 or f"fits {form}: " in said
+    assert {"plugin", "perfetto"} < set(fit[1::2])
+    code, result = export(capsys, runs / name, *fit, "--group", "fsdp=dp_cp", "--group", "dp=dp")
     assert code == 0
-    assert [file["format"] for file in result["files"]] == ["plugin", "nvidia_csv", "env", "megatron_yaml", "perfetto"]
+    assert [file["format"] for file in result["files"]] == fit[1::2]
     for file in result["files"]:
         assert (runs / name) in type(runs)(file["path"]).parents
         assert file["not_carried"]
@@ -116,7 +124,7 @@ def test_a_run_that_was_not_adopted_sets_nothing(runs, capsys, tmp_path):
 
 
 def test_files_go_where_they_are_asked_to(runs, capsys, tmp_path):
-    code, result = export(capsys, runs / "model", "--format", "env", "--out", tmp_path)
+    code, result = export(capsys, runs / "shapes", "--format", "env", "--out", tmp_path)
     assert code == 0
     assert result["files"][0]["path"] == str(tmp_path / "nccl.env")
     assert (tmp_path / "nccl.env").stat().st_mode & 0o777 == 0o600
@@ -128,7 +136,7 @@ def test_a_new_output_folder_is_made_and_private_but_not_for_a_form_that_is_refu
     assert main(["export", str(runs / "model"), *refused, "--out", str(new)]) == 2
     assert not new.exists()
     capsys.readouterr()
-    code, _ = export(capsys, runs / "model", "--format", "env", "--out", new)
+    code, _ = export(capsys, runs / "shapes", "--format", "env", "--out", new)
     assert code == 0
     assert new.stat().st_mode & 0o777 == 0o700
     assert [held.name for held in new.iterdir()] == ["nccl.env"]
@@ -139,8 +147,9 @@ def test_a_new_output_folder_is_made_and_private_but_not_for_a_form_that_is_refu
     [
         (["missing", "--format", "env"], "does not exist"),
         ([".", "--format", "env"], "no run folder"),
-        (["model", "--format", "env", "--out", "nowhere/deeper"], "output folder"),
+        (["shapes", "--format", "env", "--out", "nowhere/deeper"], "output folder"),
         (["model", "--format", "megatron_yaml", "--group", "fsdp=nope"], "no group 'nope'"),
+        (["model", "--format", "megatron_yaml"], "nothing that 'model' set fits megatron_yaml: "),
         (["model", "--format", "sql"], "invalid choice"),
         (["model", "--format", "megatron_yaml", "--group", "fsdp"], "is not NAME=GROUP"),
         (["model"], "required"),
@@ -213,10 +222,34 @@ def test_saved_settings_of_an_online_run_are_exported_like_a_run(tmp_path, capsy
 
 def test_the_line_that_says_how_to_use_the_variables_sets_them_in_a_shell(runs, capsys, tmp_path):
     out = tmp_path / "with a space"
-    _, result = export(capsys, runs / "model", "--format", "env", "--format", "plugin", "--out", out)
+    _, result = export(capsys, runs / "shapes", "--format", "env", "--format", "plugin", "--out", out)
     env, plugin = result["files"]
     assert plugin["use"] == f"lagom run --config '{out / 'lagom_table.bin'}' -- COMMAND"
-    line = env["use"].replace("COMMAND", "printenv NCCL_ALGO NCCL_PROTO")
-    shown = subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True, check=True).stdout.split()
     wanted = dict(row.split("=", 1) for row in (out / "nccl.env").read_text().splitlines() if not row.startswith("#"))
-    assert shown == [wanted["NCCL_ALGO"], wanted["NCCL_PROTO"]]
+    line = env["use"].replace("COMMAND", f"printenv {' '.join(wanted)}")
+    shown = subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True, check=True).stdout.split()
+    assert shown == list(wanted.values())
+    assert wanted
+
+
+def test_variables_of_a_whole_process_name_no_knob_that_the_run_left_as_it_was(runs):
+    deployment = read_deployment(runs / "shapes").deployment
+    rows = dict(deployment.table)
+    default = next(iter(rows.values()))
+    # One kind of collective is told fewer channels; algorithm and protocol are what NCCL chose by itself.
+    assert deployment.changed is not None
+    assert not {"algorithm", "protocol"} & deployment.changed
+    written = env_file(deployment).content.decode()
+    assert "NCCL_ALGO" not in written
+    assert "NCCL_PROTO" not in written
+    known = env_file(replace(deployment, changed=None)).content.decode()
+    assert (default.algorithm is not None) is ("NCCL_ALGO" in known)
+
+
+def test_a_count_that_no_table_holds_is_told_in_words(runs, capsys, tmp_path):
+    shutil.copytree(runs / "shapes", tmp_path / "run")
+    path = tmp_path / "run" / "configs.toml"
+    path.write_text(re.sub("num_channels = [0-9]+", "num_channels = 999999999999", path.read_text()))
+    code, error = export(capsys, tmp_path / "run", "--format", "plugin")
+    assert code == 2
+    assert "of 67108864 bytes on 'dp': num_channels is 999999999999, at most " in error

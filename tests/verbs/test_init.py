@@ -72,8 +72,9 @@ def test_a_model_that_does_not_fit_is_recomputed_and_the_file_says_so(capsys: py
 def test_a_config_json_gives_a_model_file_next_to_the_job(capsys: pytest.CaptureFixture[str]) -> None:
     Path("config.json").write_text(json.dumps(LLAMA))
     assert init("config.json", "--check") == 0
-    checked = capsys.readouterr().out
+    checked, _, following = capsys.readouterr().out.partition("Next: ")
     assert "tokens/s" in checked
+    assert following.startswith("lagom init config.json --cluster h100_dgx --gpus 8 ")
     assert [path.name for path in Path().iterdir()] == ["config.json"]
     assert init("config.json", "--out", "new.toml") == 0
     assert checked in capsys.readouterr().out
@@ -103,7 +104,10 @@ def test_files_of_ones_own_are_found_from_where_the_job_file_lies(capsys: pytest
         (("deep.json",), "is no JSON"),
         (("kinds.json",), "model_type is \"['llama']\""),
         (("bert.json",), "model_type is 'bert', known here are llama, mistral, mixtral, qwen2, qwen3, qwen3_moe"),
-        (("short.json",), "hidden_size is None, must be a whole number"),
+        (("short.json",), "hidden_size is missing, must be a whole number"),
+        (("text.json",), "hidden_size is '2048', must be a whole number"),
+        (("",), "SOURCE is empty, must be a model's name"),
+        (("phi-2", "--out", "link"), "'link' is there already"),
         (("dense.json",), "mlp_only_layers is [0]"),
         (("phi-2", "--out", "noise.json"), "'noise.json' is there already"),
         (("phi-2", "--out", "no/job.toml"), "does not exist"),
@@ -118,10 +122,12 @@ def test_a_mistake_is_one_line_and_writes_nothing(
         "noise.json": b"\xff{", "list.json": b"[]", "bert.json": b'{"model_type": "bert"}',
         "deep.json": b'{"a":' + b"[" * 100_000, "kinds.json": b'{"model_type": ["llama"]}',
         "short.json": b'{"model_type": "llama", "num_attention_heads": 4}',
+        "text.json": json.dumps(LLAMA | {"hidden_size": "2048"}).encode(),
         "dense.json": json.dumps(QWEN | {"mlp_only_layers": [0]}).encode(),
     }  # fmt: skip
     for name, content in files.items():
         Path(name).write_bytes(content)
+    Path("link").symlink_to("nowhere")
     try:
         code = init(*words)
     except SystemExit as ended:
@@ -129,4 +135,4 @@ def test_a_mistake_is_one_line_and_writes_nothing(
     printed = capsys.readouterr()
     assert (code, printed.err.count("\n")) == (2, 1)
     assert message in printed.err
-    assert {path.name for path in Path().iterdir()} == set(files)
+    assert {path.name for path in Path().iterdir()} == {*files, "link"}

@@ -1,5 +1,6 @@
 """`lagom_overlap.load` of runs that other tests do not make: a training job's files, infinities, what was cut off."""
 
+import os
 from math import inf
 from pathlib import Path
 
@@ -59,8 +60,13 @@ def test_what_has_not_ended_or_is_none_of_ours_says_so(tmp_path: Path) -> None:
     RunFolder.create(tmp_path / "cut", "cut").write(RunRecord.now(RunKind.TUNE, seed=0))
     with pytest.raises(BundleError, match="lagom tune that has not ended"):
         lagom_overlap.load(tmp_path / "cut")
-    with pytest.raises(lagom_overlap.LagomError, match="no run folder"):
+    with pytest.raises(lagom_overlap.LagomError, match=r"no run folder: run\.json is missing"):
         lagom_overlap.load(tmp_path)
+    os.mkfifo(tmp_path / "run.json")
+    with pytest.raises(lagom_overlap.LagomError, match=r"no run folder: run\.json is no regular file"):
+        lagom_overlap.load(tmp_path)
+    with pytest.raises(lagom_overlap.LagomError, match="a path is empty"):
+        lagom_overlap.load("")
 
 
 def test_a_field_that_is_missing_or_of_another_type_is_named_with_who_wrote_it(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """`lagom resume`: a search that was cut off ends as if it had not been, and what cannot go on says why."""
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -105,17 +106,47 @@ def test_another_job_machine_or_state_is_refused_in_one_line(tmp_path: Path) -> 
     RunFolder(run).write(msgspec.structs.replace(record, request={"tuner": "random"}))
     with pytest.raises(BundleError, match="is not what this study would run"):
         run_tune(resumed(run))
-    (run / "measurements.jsonl").write_text("")
+    text = (run / "measurements.jsonl").read_text()
+    head = msgspec.json.decode(text.splitlines()[0])
+    changed = text.replace(head["job_fingerprint"], "0" * 64)
+    assert changed != text
+    (run / "measurements.jsonl").write_text(changed)
     RunFolder(run).write(record)
     with pytest.raises(BundleError, match="cannot be resumed: the job"):
         run_tune(resumed(run))
-    assert (run / "measurements.jsonl").read_text() == ""  # nothing was written over it
+    assert (run / "measurements.jsonl").read_text() == changed  # nothing was written over it
+
+
+def test_a_run_that_was_killed_before_or_after_all_measuring_is_whole_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "job.toml").write_text(NOISY)
+    run = tmp_path / "run"
+    whole = run_tune(TuneRequest(job=Job(read_job(tmp_path / "job.toml")), out=run))
+    cut(run, 0)
+    (run / "measurements.jsonl").unlink()  # run.json alone was there
+    assert figures(run_tune(resumed(run))) == figures(whole)
+    for name in ("configs.toml", "report.html", "timeline.json"):  # run.json with the result was the last
+        (run / name).unlink()
+    assert main(["open", str(run)]) == 2
+    assert f"lagom resume {run} writes one" in capsys.readouterr().err
+    assert figures(run_tune(resumed(run))) == figures(whole)
+    assert (run / "report.html").is_file()
+    backend = StubBackend(in_turn(SEARCHED, STEADY))
+    install(monkeypatch, backend)
+    measured = run_tune(TuneRequest(job=Job(job()), backend="gloo", out=tmp_path / "measured"))
+    (tmp_path / "measured" / "report.html").unlink()
+    num_calls = len(backend.calls)
+    assert figures(run_tune(resumed(tmp_path / "measured"))) == figures(measured)
+    assert len(backend.calls) == num_calls, "nothing is measured again"
 
 
 @pytest.mark.parametrize("kind", [kind for kind in RunKind if kind is not RunKind.TUNE])
 def test_a_verb_that_cannot_go_on_says_what_to_type(kind: RunKind, tmp_path: Path) -> None:
     RunFolder.create(tmp_path / "run", "run").write(RunRecord.now(kind, seed=0))
-    with pytest.raises(JobError, match=f"is a run of lagom {kind}, which cannot be resumed: ") as refused:
+    with pytest.raises(
+        JobError, match=re.escape(f"is a run of lagom {kind.words}, which cannot be resumed: ")
+    ) as refused:
         resumed(tmp_path / "run")
     assert "\n" not in str(refused.value)
     assert "type the command again" in str(refused.value) or "lagom run --online" in str(refused.value)

@@ -1,5 +1,6 @@
 """`lagom show`: what a run or a file holds, against who wrote it."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from lagom_overlap.collective import Collective, CollectiveKind, CommConfig
 from lagom_overlap.collective.sites import CallType, Site, SiteSetting
 from lagom_overlap.errors import LagomError
 from lagom_overlap.export.saved import SavedSettings, write_saved
-from lagom_overlap.units import format_memory, format_seconds
+from lagom_overlap.results.layouts import LayoutsResult
+from lagom_overlap.units import format_seconds
 from lagom_overlap.verbs.show import run_show
 from lagom_overlap.workload import CommOp, CompOp, Gemm, Iteration
 from lagom_overlap.workload.issued import IssuedStep
@@ -34,25 +36,77 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_run_shows_the_figures_of_its_result(here: Path) -> None:
+def test_a_run_shows_what_its_verb_said(here: Path) -> None:
     result = lagom_overlap.simulate("model.toml", out="run")
     shown = run_show(Path("run"))
     assert shown.what == "a run of lagom simulate of job 'small'"
-    assert f"iteration: {format_seconds(result.iteration_s)}" in shown.said
-    assert f"memory: {format_memory(result.memory_bytes)}" in shown.said
-    assert f"MFU: {100 * result.mfu:.1f} %" in shown.said
-    assert {f"note: {note}" for note in result.notes} <= set(shown.said)
+    assert set(result.summary().splitlines()) - {f"Written: {path}" for path in result.files} <= set(shown.said)
+    assert f"MFU {100 * result.mfu:.1f} %" in shown.said[0]
     assert shown.next == "Next: lagom open run"
+
+
+def test_an_analysis_loaded_from_its_folder_says_what_it_said(here: Path) -> None:
+    result = lagom_overlap.analyze(TRACE, out="found")
+    assert format_seconds(result.ranks[0].span_s / result.ranks[0].steps) in result.summary()
+    assert lagom_overlap.load("found").summary() == result.summary()
+    assert set(result.summary().splitlines()) <= set(run_show(Path("found")).said)
+
+
+def test_ranked_variants_show_the_fastest_and_lead_to_its_job_file(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", "model.toml", "--set", "parallel.micro_batch=1,2", "--out", "ranked"]) == 0
+    capsys.readouterr()
+    result, shown = lagom_overlap.load("ranked"), run_show(Path("ranked"))
+    assert isinstance(result, LayoutsResult)
+    assert shown.what == "a run of lagom simulate (layouts) of job 'small'"
+    assert format_seconds(result.rows[0].iteration_s) in shown.said[0]
+    assert shown.next.startswith("Next: lagom simulate ranked/best.toml")
+    assert main(["runs", "."]) == 0
+    assert "simulate (layouts)" in capsys.readouterr().out
 
 
 def test_a_tuned_run_and_its_settings_tell_whether_they_were_adopted(here: Path) -> None:
     result = lagom_overlap.tune("shapes.toml", out="run")
     assert result.verdict is not None
-    word = "faster by the model, not measured" if result.verdict.adopted else "not adopted, the default stays"
-    assert any(line.startswith(f"verdict: {word}") for line in run_show(Path("run")).said)
+    said = run_show(Path("run")).said
+    assert result.summary().splitlines()[0] in said
+    found = [line for line in said if line.startswith("found for g, c: ")]
+    assert len(found) == (not result.changes_nothing)
     settings = run_show(Path("run/configs.toml"))
     assert ("not adopted" in settings.what) is not result.verdict.adopted
     assert [line.partition(": ")[0] for line in settings.said] == ["g c"]
+    assert settings.next == "Next: lagom export run --format plugin"
+    text = Path("run/configs.toml").read_text()
+    Path("configs.toml").write_text(text)
+    assert run_show(Path("configs.toml")).next == "", "there is no run beside it to export"
+    Path("configs.toml").write_text(text.replace("adopted = true", 'adopted = "maybe"').replace("= false", '= "maybe"'))
+    with pytest.raises(LagomError, match="adopted is 'maybe', must be true or false"):
+        run_show(Path("configs.toml"))
+
+
+def test_an_interrupted_search_says_so_and_how_to_go_on(here: Path) -> None:
+    lagom_overlap.tune("shapes.toml", out="run")
+    record = json.loads(Path("run/run.json").read_text())
+    record["result"] |= {"interrupted": True, "verdict": None}
+    Path("run/run.json").write_text(json.dumps(record))
+    shown = run_show(Path("run"))
+    assert "No verdict: interrupted after" in shown.said[0]
+    assert shown.next == "Next: lagom resume run"
+
+
+def test_a_model_file_is_shown_and_a_config_json_leads_to_init(here: Path) -> None:
+    config = {
+        "model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "intermediate_size": 8192, "vocab_size": 128256, "tie_word_embeddings": True,
+    }  # fmt: skip
+    Path("config.json").write_text(json.dumps(config))
+    assert main(["init", "config.json", "--cluster", "h100_dgx", "--gpus", "8"]) == 0
+    shown = run_show(next(here.glob("*.model.toml")))
+    assert shown.what.startswith("a model file, ")
+    assert "1,235,814,400 parameters" in shown.said  # meta-llama/Llama-3.2-1B
+    with pytest.raises(LagomError, match=r"is a model's config.json: lagom init config.json --cluster NAME --gpus N"):
+        run_show(Path("config.json"))
 
 
 def test_a_plan_tells_who_takes_it_and_what_it_sets(here: Path) -> None:

@@ -52,6 +52,18 @@ def test_a_search_is_followed_measurement_by_measurement(monkeypatch: pytest.Mon
     assert watched.ending[1].startswith("next: lagom show ")
 
 
+def test_a_run_that_has_ended_shows_what_it_chose_not_the_smallest_number(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    install(monkeypatch, StubBackend(in_turn(SEARCHED, STEADY)))
+    run_tune(TuneRequest(job=Job(job()), out=tmp_path / "run"))
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    record["result"]["configs"]["g"] = {name: {"num_channels": 2} for name in record["result"]["configs"]["g"]}
+    (tmp_path / "run" / "run.json").write_text(json.dumps(record))
+    # 2 channels for both took 5 s (above), 2 and 4 took 0.5 s.
+    assert "chosen 5.00 s (2 channels)" in look(tmp_path / "run").groups[0].line()
+
+
 def test_a_training_job_says_its_state_steps_left_and_h_until_its_conclusion(
     online: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,7 +109,7 @@ def test_a_run_that_left_nothing_before_its_end_names_the_verb_that_shows_it(
     monkeypatch.chdir(tmp_path)
     assert main(["watch"]) == 2
     assert capsys.readouterr().err == (
-        "lagom watch: no run of lagom tune or lagom run below lagom-runs; name a run folder\n"
+        "lagom watch: no run of lagom tune or lagom run in this folder or in lagom-runs; name a run folder\n"
     )
 
 

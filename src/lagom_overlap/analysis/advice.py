@@ -253,6 +253,10 @@ def _queued_behind(rank: RankFindings) -> dict[tuple[str, CollectiveKind], _Queu
     return found
 
 
+def _reverse(count: int) -> str:
+    return f", and {count} the other way round" if count else ""
+
+
 def _separate_reduce_scatter(findings: Findings) -> Iterator[Advice]:
     parts: dict[str, dict[CollectiveKind, _Queued]] = {}
     for rank in findings.ranks:
@@ -270,9 +274,10 @@ def _separate_reduce_scatter(findings: Findings) -> Iterator[Advice]:
             apply="model.set_separate_reduce_scatter_group(True)  # FSDP2, torch 2.13 or later"
             if "FSDP" in findings.frameworks
             else "reduce_group = dist.new_group(ranks)  # a second group of the same ranks, for the reduce-scatters",
-            evidence=f"{queued.count} calls of {kind.value} on {communicator} started at once when a {other.value} of "
-            f"the same communicator ended, queued for {_time(findings, queued.queued_ns)}; of that at most "
-            f"{_time(findings, queued.won_ns)} was exposed",
+            evidence=f"{queued.count} calls of {kind.value} on {communicator} started at once when a {other.value} "
+            f"of the same communicator ended{_reverse(all_queued.count - queued.count)}, queued for "
+            f"{_time(findings, all_queued.queued_ns)}; of that at most {_time(findings, all_queued.won_ns)} was "
+            "exposed",
             predicted_gain_s=_per_step(findings, all_queued.won_ns),
         )
 

@@ -1,7 +1,6 @@
 """`lagom compare JOB.toml`: several tuners, or several planners, on one job, one table."""
 
 import argparse
-import shlex
 
 from rich.console import Console, RenderableType
 from rich.text import Text
@@ -9,6 +8,7 @@ from rich.text import Text
 from lagom_overlap.cli.output import show
 from lagom_overlap.cli.progress import PlainLines, is_terminal
 from lagom_overlap.cli.stdout import say
+from lagom_overlap.cli.typed import new_folder, typed
 from lagom_overlap.errors import JobError
 from lagom_overlap.interrupts import exit_code, held_back
 from lagom_overlap.jobfile.job import Job, join_launched
@@ -80,15 +80,17 @@ def _planners(arguments: argparse.Namespace) -> int:
 
 def _following(result: CompareResult | ComparePlannersResult, arguments: argparse.Namespace) -> str:
     """What runs the best of them alone; empty where none was measured to the end."""
-    file = shlex.quote(str(arguments.job))
     if isinstance(result, CompareResult):
         tuners = [row for row in result.rows if row.makespan_s is not None]
         best = min(tuners, key=lambda row: row.makespan_s or 0.0, default=None)
-        return "" if best is None else f"lagom tune {file} --tuner {best.tuner}"
+        if best is not None and best.tuner == "default":
+            return "lagom run --online -- COMMAND    # nothing beat the default here: tries settings in the job itself"
+        asked = typed(arguments, ("backend", "seed", "bundle", "warm_start", "sets"))
+        return "" if best is None else f"lagom tune {asked} --tuner {best.tuner}"
     plans = [row for row in result.rows if row.after_s is not None]
     first = min(plans, key=lambda row: row.after_s or 0.0, default=None)
-    on = f" --cluster {arguments.cluster}" if arguments.cluster else ""
-    return "" if first is None else f"lagom plan {file} --planner {first.planner}{on} --out DIR"
+    asked = typed(arguments, ("cluster", "times", "sets"))
+    return "" if first is None else f"lagom plan {asked} --planner {first.planner} --out {new_folder('planned')}"
 
 
 def _finish(
@@ -114,10 +116,10 @@ def _finish(
             say(content)
         else:
             show(table, *(Text(note, style="dim") for note in result.notes))
-            if line := _following(result, arguments):
-                say(f"\nNext: {line}")
             if arguments.out is not None:
                 say(f"\nReport: {arguments.out / 'report.html'}")
+            if line := _following(result, arguments):
+                say(f"\nNext: {line}")
     if not result.interrupted:
         return 0
     write_lines(f"lagom compare: interrupted; {len(result.rows)} of {num_asked} were done and are kept")

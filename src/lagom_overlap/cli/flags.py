@@ -65,6 +65,13 @@ def jobs(text: str) -> int:
     return int(text)
 
 
+def path(text: str) -> Path:
+    """A path; "" is none, though Path takes it for the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("the path is empty")
+    return Path(text)
+
+
 def count(text: str) -> int:
     """A whole number of at least 1."""
     if not text.isdecimal() or not 1 <= int(text) <= MAX_COUNT:
@@ -111,10 +118,10 @@ def _tune(verbs: _Verbs) -> None:
     parser = verbs.add_parser(
         "tune", help="search for a configuration and prove it by an A/B", description=_tune.__doc__
     )
-    parser.add_argument("job", type=Path, nargs="?", metavar="JOB.toml", help="the job file")
+    parser.add_argument("job", type=path, nargs="?", metavar="JOB.toml", help="the job file")
     parser.add_argument(
         "--from-trace",
-        type=Path,
+        type=path,
         metavar="DIR",
         help="predict from profiler traces (a file, or a folder of them) what tuning would gain; of JOB.toml, if "
         "given, only [tune], [cluster] and [cost] count",
@@ -128,9 +135,9 @@ def _tune(verbs: _Verbs) -> None:
         help="begin with a run folder, a configs.toml, profiler traces, 'simulator' or 'nccl'; nothing of it is "
         "adopted unmeasured",
     )
-    parser.add_argument("--bundle", type=Path, metavar="RUN", help="run folder to replay (--backend recorded)")
+    parser.add_argument("--bundle", type=path, metavar="RUN", help="run folder to replay (--backend recorded)")
     _set(parser)
-    parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for the run (default: below lagom-runs/)")
+    parser.add_argument("--out", type=path, metavar="DIR", help="new folder for the run (default: below lagom-runs/)")
     parser.add_argument("--details", action="store_true", help="every collective of every group, however many")
     _json_and_debug(parser)
 
@@ -140,7 +147,7 @@ def _plan(verbs: _Verbs) -> None:
     parser = verbs.add_parser(
         "plan", help="plan how a step's collectives overlap its computation", description=_plan.__doc__
     )
-    parser.add_argument("job", type=Path, metavar="JOB.toml|CAPTURE", help="a job file, or a captured step")
+    parser.add_argument("job", type=path, metavar="JOB.toml|CAPTURE", help="a job file, or a captured step")
     parser.add_argument("--planner", metavar="NAME", help="who plans, instead of the job's (default: ours)")
     parser.add_argument(
         "--for",
@@ -160,10 +167,10 @@ def _plan(verbs: _Verbs) -> None:
         metavar="N",
         help="millions of steps of planning in place of seconds: the same plan on any machine under any load",
     )
-    parser.add_argument("--apply", type=Path, metavar="plan.toml", help="a plan to use instead of making one")
+    parser.add_argument("--apply", type=path, metavar="plan.toml", help="a plan to use instead of making one")
     parser.add_argument("--execute", action="store_true", help="run plan and program side by side on real ranks")
     _set(parser)
-    parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for plan.toml, report.html, timeline.json")
+    parser.add_argument("--out", type=path, metavar="DIR", help="new folder for plan.toml, report.html, timeline.json")
     _json_and_debug(parser)
 
 
@@ -173,7 +180,7 @@ def _compare(verbs: _Verbs) -> None:
         "compare", help="several tuners or planners on one job, one table", description=_compare.__doc__
     )
     parser.add_argument(
-        "job", type=Path, metavar="JOB.toml|CAPTURE", help="a job file; with --planners also a captured step"
+        "job", type=path, metavar="JOB.toml|CAPTURE", help="a job file; with --planners also a captured step"
     )
     who = parser.add_mutually_exclusive_group()
     words = ", ".join(TUNERS)  # argparse breaks lines at blanks alone
@@ -185,12 +192,12 @@ def _compare(verbs: _Verbs) -> None:
         "--times", metavar="TRACE|measure|model", help="where operators' times come from (with --planners)"
     )
     parser.add_argument("--seed", type=seed, metavar="N", help="seed of search, noise and shuffling")
-    parser.add_argument("--bundle", type=Path, metavar="RUN", help="run folder to replay (--backend recorded)")
+    parser.add_argument("--bundle", type=path, metavar="RUN", help="run folder to replay (--backend recorded)")
     parser.add_argument(
         "--warm-start", metavar="FROM", help="where tuners begin that can begin somewhere: see lagom tune"
     )
     _set(parser)
-    parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for compare.json and report.html")
+    parser.add_argument("--out", type=path, metavar="DIR", help="new folder for compare.json and report.html")
     _json_and_debug(parser)
 
 
@@ -203,7 +210,7 @@ def _simulate(verbs: _Verbs) -> None:
     parser = verbs.add_parser(
         "simulate", help="predict the time of a training iteration, or find the layout", description=_simulate.__doc__
     )
-    parser.add_argument("job", type=Path, nargs="?", metavar="JOB.toml", help="the job file")
+    parser.add_argument("job", type=path, nargs="?", metavar="JOB.toml", help="the job file")
     parser.add_argument("--model", metavar="NAME", help="rank the layouts of a model, by name or a file of one")
     parser.add_argument("--cluster", metavar="NAME", help="a preset or a file of one (with --model)")
     parser.add_argument("--gpus", type=count, metavar="N", help="GPUs to lay it out on (with --model)")
@@ -222,7 +229,7 @@ def _simulate(verbs: _Verbs) -> None:
     )
     parser.add_argument(
         "--out",
-        type=Path,
+        type=path,
         metavar="DIR",
         help="new folder for run.json, report.html, timeline.json (of --profile: machine.toml)",
     )
@@ -241,7 +248,7 @@ def _capture(verbs: _Verbs) -> None:
     """  # noqa: D205 - the help's first sentence
     parser = verbs.add_parser("capture", help="capture a training step of a model", description=_capture.__doc__)
     parser.add_argument("target", metavar="TARGET", help="SCRIPT.py:FUNCTION, JOB.toml, or a model's name")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="new file, packed if it ends in .gz")
+    parser.add_argument("--out", type=path, required=True, metavar="FILE", help="new file, packed if it ends in .gz")
     parser.add_argument("--ranks", type=int, metavar="N", help="ranks of a script's world (default 8)")
     parser.add_argument("--rank", type=int, default=0, metavar="R", help="the rank to capture (default 0)")
     parser.add_argument("--parallel", metavar="KEY=N,...", help="degrees of a named model, such as fsdp=8,tensor=2")
@@ -255,7 +262,7 @@ def _analyze(verbs: _Verbs) -> None:
     parser = verbs.add_parser("analyze", help="say what overlap profiler traces show", description=_analyze.__doc__)
     parser.add_argument(
         "traces",
-        type=Path,
+        type=path,
         nargs="*",
         metavar="TRACE",
         help="Kineto JSON (.json, .json.gz, .tar.gz), Nsight Systems SQLite, NCCL Inspector JSON lines, flight "
@@ -263,7 +270,7 @@ def _analyze(verbs: _Verbs) -> None:
         "NCCL plug-in (profile.RANK.bin)",
     )
     parser.add_argument("--example", action="store_true", help="analyse a made-up trace that comes with the package")
-    parser.add_argument("--against", type=Path, metavar="B", help="another run's trace or folder: say what changed")
+    parser.add_argument("--against", type=path, metavar="B", help="another run's trace or folder: say what changed")
     parser.add_argument("--compat", choices=_COMPAT, help="print HolisticTraceAnalysis's figures")
     parser.add_argument(
         "--cluster", metavar="NAME", help="the traces' machine, a preset or a file of one, by default by their GPU"
@@ -275,7 +282,7 @@ def _analyze(verbs: _Verbs) -> None:
         help="numbers instead of the names of files, kernels and communicators in everything written",
     )
     parser.add_argument("--jobs", type=jobs, metavar="N", help="processes that read (default: one per core)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for run.json, report.html, timeline.json")
+    parser.add_argument("--out", type=path, metavar="DIR", help="new folder for run.json, report.html, timeline.json")
     _json_and_debug(parser)
 
 
@@ -293,14 +300,14 @@ def _run(verbs: _Verbs) -> None:
     way.add_argument("--online", action="store_true", help="tune the job's collectives while it runs")
     way.add_argument(
         "--prove",
-        type=Path,
+        type=path,
         metavar="WHAT",
         help="judge what --config takes against the job's own default, by the sequential test of every verdict: saved "
         "settings in turns inside the job, anything else by restarts of it",
     )
     parser.add_argument(
         "--config",
-        type=Path,
+        type=path,
         metavar="RUN",
         help="start from a folder of run --online, tune or plan, saved settings, an FSDP2 plan, an environment file "
         "(.env) or a plug-in table",
@@ -327,7 +334,7 @@ def _run(verbs: _Verbs) -> None:
         metavar="N",
         help="about how many steps the job makes, with --online: in a long job the search goes on while that pays",
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for what is written (default: lagom-runs/)")
+    parser.add_argument("--out", type=path, metavar="DIR", help="new folder for what is written (default: lagom-runs/)")
     _debug(parser)
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the training command")
 
@@ -348,9 +355,9 @@ def _selftest(verbs: _Verbs) -> None:
     parser.add_argument(
         "--ranks-per-gpu", type=int, default=1, metavar="K", help="2: one GPU will do (NCCL 2.30.3 on; default: 1)"
     )
-    parser.add_argument("--library", type=Path, metavar="PATH", help="libnccl.so.2 (default: the one torch has loaded)")
+    parser.add_argument("--library", type=path, metavar="PATH", help="libnccl.so.2 (default: the one torch has loaded)")
     parser.add_argument("--minutes", type=float, default=10.0, metavar="M", help="start nothing after (default: 10)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for the files (default: lagom-runs/)")
+    parser.add_argument("--out", type=path, metavar="DIR", help="new folder for the files (default: lagom-runs/)")
     _json_and_debug(parser)
 
 
@@ -360,7 +367,7 @@ def _export(verbs: _Verbs) -> None:
         "export", help="write a run's configuration for a job to read", description=_export.__doc__
     )
     parser.add_argument(
-        "folder", type=Path, metavar="RUN", help="folder of lagom tune or run --online, or saved settings"
+        "folder", type=path, metavar="RUN", help="folder of lagom tune or run --online, or saved settings"
     )
     parser.add_argument(
         "--format",
@@ -378,7 +385,7 @@ def _export(verbs: _Verbs) -> None:
         help="megatron_yaml: Megatron's group for a communicator of the run",
     )
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="folder to write into, made if it is not there (default: RUN)"
+        "--out", type=path, metavar="DIR", help="folder to write into, made if it is not there (default: RUN)"
     )
     _json_and_debug(parser)
 
@@ -386,8 +393,8 @@ def _export(verbs: _Verbs) -> None:
 def _diff(verbs: _Verbs) -> None:
     """`lagom diff A B`: two runs of any verb, or two traces: what was set otherwise, times, and whether they differ."""
     parser = verbs.add_parser("diff", help="compare two runs or two traces", description=_diff.__doc__)
-    parser.add_argument("first", type=Path, metavar="A", help="run folder, or trace")
-    parser.add_argument("second", type=Path, metavar="B", help="another one")
+    parser.add_argument("first", type=path, metavar="A", help="run folder, or trace")
+    parser.add_argument("second", type=path, metavar="B", help="another one")
     _json_and_debug(parser)
 
 
@@ -426,7 +433,7 @@ def _init(verbs: _Verbs) -> None:
     parser.add_argument("--gpus", type=count, metavar="N", help="GPUs to train on; needed with a model")
     parser.add_argument("--seq-len", type=count, metavar="N", help="tokens per sequence (default 4096)")
     parser.add_argument(
-        "--out", type=Path, default=Path("job.toml"), metavar="FILE", help="new file (default job.toml)"
+        "--out", type=path, default=Path("job.toml"), metavar="FILE", help="new file (default job.toml)"
     )
     parser.add_argument("--check", action="store_true", help="write nothing: say whether it fits and what a step takes")
     _debug(parser)
@@ -435,21 +442,23 @@ def _init(verbs: _Verbs) -> None:
 def _show(verbs: _Verbs) -> None:
     """`lagom show FILE`: a run folder, plan, settings, plug-in table, capture or job file, in words."""
     parser = verbs.add_parser("show", help="say what a run or a file holds", description=_show.__doc__)
-    parser.add_argument("file", type=Path, metavar="FILE", help="what to show, a file or a run folder")
+    parser.add_argument("file", type=path, metavar="FILE", help="what to show, a file or a run folder")
     _json_and_debug(parser)
 
 
 def _runs(verbs: _Verbs) -> None:
     """`lagom runs`: the run folders that there are, the latest first."""
     parser = verbs.add_parser("runs", help="list the run folders that there are", description=_runs.__doc__)
-    parser.add_argument("folder", type=Path, nargs="?", metavar="DIR", help="what they lie in (default: lagom-runs)")
+    parser.add_argument(
+        "folder", type=path, nargs="?", metavar="DIR", help="what they lie in (default: here and lagom-runs)"
+    )
     _json_and_debug(parser)
 
 
 def _open(verbs: _Verbs) -> None:
     """`lagom open RUN`: the page of a run, in the browser."""
     parser = verbs.add_parser("open", help="open the report of a run", description=_open.__doc__)
-    parser.add_argument("folder", type=Path, nargs="?", metavar="RUN", help="run folder (default: the latest)")
+    parser.add_argument("folder", type=path, nargs="?", metavar="RUN", help="run folder (default: the latest)")
     _debug(parser)
 
 
@@ -460,7 +469,7 @@ def _watch(verbs: _Verbs) -> None:
     """
     parser = verbs.add_parser("watch", help="follow a run that goes on", description=_watch.__doc__)
     parser.add_argument(
-        "folder", type=Path, nargs="?", metavar="RUN", help="run folder (default: the latest below lagom-runs)"
+        "folder", type=path, nargs="?", metavar="RUN", help="run folder (default: the latest here or in lagom-runs)"
     )
     parser.add_argument("--once", action="store_true", help="say where it is now, and end")
     _debug(parser)
@@ -472,7 +481,7 @@ def _resume(verbs: _Verbs) -> None:
     Its journal is replayed: what was measured is not measured again. Other verbs say why they cannot.
     """
     parser = verbs.add_parser("resume", help="go on with a tuning run that was cut off", description=_resume.__doc__)
-    parser.add_argument("folder", type=Path, metavar="RUN", help="run folder")
+    parser.add_argument("folder", type=path, metavar="RUN", help="run folder")
     parser.add_argument("--details", action="store_true", help="every collective of every group, however many")
     _json_and_debug(parser)
 

@@ -28,9 +28,11 @@ def run(arguments: argparse.Namespace) -> int:
         )
     result = run_init(request)
     written = [f"Written: {', '.join(map(str, result.files))}"] if result.files else []
-    show(Text("\n".join((*written, *map(visible, result.notes)))))
-    if result.next:
-        say("\n".join(result.next))
+    if written or result.notes:
+        show(Text("\n".join((*written, *map(visible, result.notes)))))
+    say("\n".join(result.next))
+    if result.refused:
+        raise JobError(result.refused)
     return 0
 
 

@@ -57,4 +57,4 @@ def _text(name: str, cell: Cell) -> str:
         return format_memory(int(cell))
     if name.endswith("bytes_per_s"):
         return f"{cell / 1e9:,.0f}"
-    return f"{cell / 1e12:,.0f}" if name == "gemm_flops" else f"{cell:,}" if cell else "-"
+    return f"{cell / 1e12:,.0f}" if name == "gemm_flops" else f"{cell:,}" if cell else ""

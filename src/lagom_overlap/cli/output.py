@@ -2,10 +2,14 @@
 
 import io
 import os
+import re
 import sys
+from collections.abc import Iterable
 from typing import Final
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.text import Text
 
 from lagom_overlap.cli.stdout import encoding, say
 
@@ -22,6 +26,24 @@ _WRITTEN_OUT: Final = str.maketrans(
 """What stands for our own characters where the terminal's encoding has none of them; in tables, of the same width."""
 
 
+_BOUND: Final = "\ue000"
+"""Stands for the blank between a number and its unit while lines are broken: rich breaks at every blank of Unicode."""
+_UNIT: Final = re.compile(
+    r"(?<=\d) (?=(?:%|[num]?s|[KMGT]i?B|B|[KMGT]?B/s|tokens/s|TFLOP/s|GPUs?|ranks?|steps?|channels?)(?![\w/]))"
+)
+
+
+class _Console(Console):
+    """A console that parts no number from its unit."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """As rich's, of a text with its numbers bound."""
+        if isinstance(renderable, Text) and _UNIT.search(renderable.plain):
+            renderable = renderable.copy()
+            renderable.plain = _UNIT.sub(_BOUND, renderable.plain)
+        return super().render(renderable, options)
+
+
 class _Page(io.StringIO):
     """Text for stdout; rich draws its boxes as this encoding allows."""
 
@@ -34,9 +56,9 @@ def show(*renderables: RenderableType) -> None:
     """Prints rich renderables, as wide as COLUMNS says, else as the terminal is, else 80 columns."""
     terminal = sys.stdout is not None and sys.stdout.isatty()
     page = _Page()
-    console = Console(file=page, width=_width(), force_terminal=terminal, color_system="auto" if terminal else None)
+    console = _Console(file=page, width=_width(), force_terminal=terminal, color_system="auto" if terminal else None)
     console.print(*renderables, crop=False)  # a line to type is whole, however wide
-    text = page.getvalue().rstrip("\n")
+    text = page.getvalue().rstrip("\n").replace(_BOUND, " ")
     say(text if text.isascii() or encoding().lower().startswith("utf") else text.translate(_WRITTEN_OUT))
 
 

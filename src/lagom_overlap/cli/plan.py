@@ -3,7 +3,7 @@
 import argparse
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
 from rich.status import Status
@@ -11,6 +11,7 @@ from rich.status import Status
 from lagom_overlap.cli.output import show
 from lagom_overlap.cli.progress import PlainLines, is_terminal
 from lagom_overlap.cli.stdout import say
+from lagom_overlap.cli.typed import new_folder, typed
 from lagom_overlap.interrupts import exit_code, received
 from lagom_overlap.jobfile.run_folder import RunFolder
 from lagom_overlap.planners.carriers import Carrier
@@ -20,6 +21,8 @@ from lagom_overlap.stderr import write_lines
 from lagom_overlap.units import format_percent
 from lagom_overlap.verbs.plan import PlanRequest, check_request, run_plan, step_check
 from lagom_overlap.verbs.plan_problem import PlanFlags, job_or_capture, read_input
+
+PLAN_FLAGS: Final = ("planner", "carrier", "cluster", "times", "work", "apply", "execute", "sets")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -58,16 +61,18 @@ def run(arguments: argparse.Namespace) -> int:
     files = {path.name: path for path in result.files}
     if files:
         say(f"\nReport: {files['report.html']}\nPlan: {files['plan.toml']}")
-    say(f"\nNext: {_following(result, arguments.out)}")
+    say(f"\nNext: {_following(result, arguments)}")
     return _code()
 
 
-def _following(result: PlanResult, out: Path | None) -> str:
-    """What takes the plan, or shows it."""
-    if out is None:
-        return "the same with --out DIR, which writes the plan as a file"
-    name = shlex.quote(str(out))
-    return f"lagom run --prove {name} -- COMMAND" if result.carrier is Carrier.FSDP2 else f"lagom open {name}"
+def _following(result: PlanResult, arguments: argparse.Namespace) -> str:
+    """What takes the plan, or shows it; where it is no file yet, the same command that writes it."""
+    written: Path | None = arguments.out or arguments.apply
+    if written is not None and result.carrier is Carrier.FSDP2 and result.step.plan.settings is not None:
+        return f"lagom run --prove {shlex.quote(str(written))} -- COMMAND"
+    if arguments.out is not None:
+        return f"lagom open {shlex.quote(str(arguments.out))}"
+    return f"lagom plan {typed(arguments, PLAN_FLAGS)} --out {new_folder('planned')}    # writes it as a file"
 
 
 def _code() -> int:

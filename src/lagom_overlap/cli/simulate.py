@@ -4,7 +4,6 @@ With --profile: measure the job's operators on this machine, fit the cost model,
 """
 
 import argparse
-import shlex
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from lagom_overlap.cli.output import show
 from lagom_overlap.cli.progress import PlainLines, is_terminal
 from lagom_overlap.cli.stdout import say
+from lagom_overlap.cli.typed import typed
 from lagom_overlap.errors import JobError
 from lagom_overlap.interrupts import exit_code
 from lagom_overlap.jobfile.job import Job
@@ -92,7 +92,6 @@ def _show_layouts(result: LayoutsResult, arguments: argparse.Namespace) -> int:
         say(result.to_json())
     else:
         show(layouts_summary(result))
-        say(f"Report: {next(path for path in result.files if path.name == 'report.html')}")
     return exit_code() if result.interrupted else 0
 
 
@@ -141,8 +140,7 @@ def _captured(job: Job, arguments: argparse.Namespace) -> int:
 
 def _plan_line(arguments: argparse.Namespace) -> str:
     """What looks for settings of the same job."""
-    sets = "".join(f" --set {shlex.quote(given)}" for given in arguments.sets)
-    return f"lagom plan {shlex.quote(str(arguments.job))}{sets}"
+    return f"lagom plan {typed(arguments, ('sets',))}"
 
 
 def _say_files(written: tuple[Path, ...]) -> None:

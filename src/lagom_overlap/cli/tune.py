@@ -6,7 +6,7 @@
 import argparse
 import shlex
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
@@ -18,9 +18,9 @@ from lagom_overlap.interrupts import exit_code
 from lagom_overlap.jobfile.job import join_launched
 from lagom_overlap.jobfile.spec import JobSpec
 from lagom_overlap.jobfile.variants import JobVariants
+from lagom_overlap.report.fitted import to_type
 from lagom_overlap.report.tune.terminal import changes, verdict_panel
-from lagom_overlap.report.tune.words import next_step
-from lagom_overlap.results.tune import TuneResult
+from lagom_overlap.report.tune.words import UNDO, next_commands
 from lagom_overlap.tuners.journal import StepKind
 from lagom_overlap.units import format_seconds
 from lagom_overlap.verbs.measure import Observer, RunProgress
@@ -99,30 +99,25 @@ def tune(request: TuneRequest, *, as_json: bool, details: bool) -> int:
     else:
         show(verdict_panel(result), changes(result, details=details))
         files = {path.name: path for path in result.files}
-        if use := next_step(result, str(result.files[0].parent) if result.files else "RUN"):
-            show(Text(f"\n{use}"))
-        else:
-            show(Text(f"\n{_following(result)}"))
         named = (("Report", "report.html"), ("Timeline (Perfetto)", "timeline.json"))
         say("\n" + "\n".join(f"{what}: {files[name]}" for what, name in named if name in files))
+        folder = shlex.quote(str(result.folder)) if result.folder is not None else "RUN"
+        first, *others = next_commands(result, folder)
+        said = [f"Next: {first}", *(f"Or:   {line}" for line in others if line != UNDO)]
+        undo = [Text(f"To undo{UNDO.partition('undo')[2]}.")] if UNDO in others else []
+        show(Group(Text(), *map(to_type, said), *undo))
     if result.interrupted:
         return exit_code()
     is_whole = {*RUN_FILES} <= {path.name for path in result.files}
     return 0 if is_whole else EXIT_UNWRITTEN
 
 
-def _following(result: TuneResult) -> str:
-    """The line to type where there is nothing to use."""
-    if result.interrupted and result.folder is not None:
-        return f"Next: lagom resume {shlex.quote(str(result.folder))}, which goes on where this ended."
-    return "Next: lagom run --online -- COMMAND, which tries settings in the job itself; nothing is to be set here."
-
-
 def _telling(observe: Observer, lines: PlainLines) -> Observer:
     """Also tells who writes lines where there is no bar."""
 
     def both(progress: RunProgress) -> None:
-        best = "" if progress.best_s is None else f", best {format_seconds(progress.best_s)}"
+        is_search = progress.phase is StepKind.SEARCH  # the verdict measures what was chosen
+        best = f", best {format_seconds(progress.best_s)}" if is_search and progress.best_s is not None else ""
         lines.update(f"{progress.phase}, {progress.num_done} of {progress.num_planned}{best}")
         observe(progress)
 

@@ -24,13 +24,19 @@ class Deployment:
 
     `communicators` are all of a process in the order of their creation; `calls_per_step` says how often a call site is
     called in a step (0: not known; missing: the rows name every call), and names sites that are not tuned, too. Rows
-    that are untouched are not there. `launch` is the computation's side of the whole process.
+    that are untouched are not there. `launch` is the computation's side of the whole process. `changed` are the knobs
+    that differ from what the job runs by itself, by name; None: not known.
     """
 
     table: ConfigTable
     communicators: tuple[ProcessCommunicator, ...]
     calls_per_step: Mapping[CallSite, int] = field(default_factory=lambda: MappingProxyType({}))
     launch: LaunchConfig = UNTOUCHED_LAUNCH
+    changed: frozenset[str] | None = None
+
+    def changes(self, knob: str) -> bool:
+        """Whether a knob may differ from what the job runs by itself."""
+        return self.changed is None or knob in self.changed
 
     def sites(self) -> Iterator[tuple[CallSite, Mapping[int, CommConfig]]]:
         """Each call site with its rows by occurrence."""
@@ -64,11 +70,15 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """A file to be written; `not_carried` says in sentences what of the run it does not hold, and what to know."""
+    """A file to be written; `not_carried` says in sentences what of the run it does not hold, and what to know.
+
+    `is_empty`: nothing of the run fits the form.
+    """
 
     name: str
     content: bytes
     not_carried: tuple[str, ...] = ()
+    is_empty: bool = False
 
 
 def site_words(site: CallSite) -> str:

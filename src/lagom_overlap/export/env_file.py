@@ -8,8 +8,9 @@
     sm_carveout   LAGOM_SM_CARVEOUT      ours: `lagom run` hands it to torch; no variable of NCCL or torch sets it
     priority      TORCH_NCCL_HIGH_PRIORITY  torch's process groups; frameworks may make streams of their own
 
-A variable is written only where all tuned calls (of the kind) agree. It holds for every call of the process, also for
-those that were left untouched. Sources: NCCL's environment documentation; buffer and chunk from enqueue.cc at 2.30.7.
+A variable is written only where all tuned calls (of the kind) agree and the run changed the knob: it holds for every
+call of the process, also for those that were left untouched. Sources: NCCL's environment documentation; buffer and
+chunk from enqueue.cc at 2.30.7.
 """
 
 from collections import defaultdict
@@ -46,7 +47,9 @@ def env_file(deployment: Deployment) -> Exported:
         f"{kind}: its channels are capped by NCCL_MAX_P2P_NCHANNELS, not written" for kind in _beyond(deployment)
     ]
     channels = _agreed([config.num_channels for _, config in tuned])
-    if channels is not None:
+    if not deployment.changes("num_channels"):
+        pass
+    elif channels is not None:
         lines["NCCL_MAX_CTAS"] = str(channels)
     elif any(config.num_channels for _, config in tuned):
         left_out.append("num_channels: the tuned calls differ, a process has one NCCL_MAX_CTAS")
@@ -54,23 +57,27 @@ def env_file(deployment: Deployment) -> Exported:
         ("NCCL_ALGO", "algorithm", _ALGORITHM_WORDS),
         ("NCCL_PROTO", "protocol", {protocol: protocol.upper() for protocol in Protocol}),
     ):
+        if not deployment.changes(knob):
+            continue
         value, lost = _per_kind(tuned, knob, words)  # type: ignore[arg-type]  # two enumerations, one way
         left_out += lost
         if value:
             lines[name] = value
     threads = _agreed([config.num_threads for _, config in tuned])
-    if threads is not None:
+    if not deployment.changes("num_threads"):
+        pass
+    elif threads is not None:
         lines["NCCL_NTHREADS"] = str(threads)
     elif any(config.num_threads for _, config in tuned):
         left_out.append("num_threads: the tuned calls differ, a process has one NCCL_NTHREADS")
     buffer_bytes, why = _buffer_bytes(tuned)
-    if buffer_bytes is not None:
-        lines["NCCL_BUFFSIZE"] = str(buffer_bytes)
-    left_out += why
+    if deployment.changes("chunk_bytes"):
+        lines |= {} if buffer_bytes is None else {"NCCL_BUFFSIZE": str(buffer_bytes)}
+        left_out += why
     left_out += _computation(deployment.launch, lines)
     header = "# Written by lagom export: NCCL's own variables, for every collective of the process.\n"
     text = header + "".join(f"{name}={value}\n" for name, value in lines.items())
-    return Exported(name=FILE_NAME, content=text.encode(), not_carried=tuple(left_out))
+    return Exported(name=FILE_NAME, content=text.encode(), not_carried=tuple(left_out), is_empty=not lines)
 
 
 def _computation(launch: LaunchConfig, lines: dict[str, str]) -> list[str]:

@@ -73,4 +73,4 @@ def megatron_yaml(deployment: Deployment, groups: Mapping[str, str]) -> Exported
     text += "".join(f"{name}:\n  max_ctas: {cap}\n" for name, cap in caps.items() if cap)
     if not any(caps.values()):
         text += "{}\n"
-    return Exported(name=FILE_NAME, content=text.encode(), not_carried=tuple(left_out))
+    return Exported(name=FILE_NAME, content=text.encode(), not_carried=tuple(left_out), is_empty=not any(caps.values()))

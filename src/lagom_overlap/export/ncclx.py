@@ -35,7 +35,7 @@ def ncclx_csv(deployment: Deployment) -> Exported:
         config, (first, last) = row.config, _per_rank(row)
         text += f"{row.kind},[{first},{last}],{config.algorithm},{config.protocol},{config.num_channels or -1},"
         text += f"{row.num_nodes},{row.num_ranks // row.num_nodes},{config.chunk_bytes or 0}\n"
-    return Exported(name=CSV_NAME, content=text.encode(), not_carried=tuple(left_out))
+    return Exported(name=CSV_NAME, content=text.encode(), not_carried=tuple(left_out), is_empty=not rows)
 
 
 def ncclx_json(deployment: Deployment) -> Exported:
@@ -57,7 +57,7 @@ def ncclx_json(deployment: Deployment) -> Exported:
             config["chunkSize"] = row.config.chunk_bytes
         rules.append({"filter": where, "config": config})
     content = msgspec.json.format(msgspec.json.encode({"rules": rules}), indent=2) + b"\n"
-    return Exported(name=JSON_NAME, content=content, not_carried=tuple(left_out))
+    return Exported(name=JSON_NAME, content=content, not_carried=tuple(left_out), is_empty=not rows)
 
 
 def _rows(deployment: Deployment) -> tuple[list[RangeRow], list[str]]:

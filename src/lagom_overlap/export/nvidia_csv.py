@@ -71,9 +71,8 @@ def nvidia_csv(deployment: Deployment) -> Exported:
         text += f"{row.kind},{row.first_bytes},{row.last_bytes},{config.algorithm},{config.protocol},"
         text += f"{config.num_channels or 0},{row.num_nodes},{row.num_ranks}\n"
     content = text.encode()
-    return Exported(
-        name=FILE_NAME, content=content, not_carried=(f"{_WARNING}, also where NCCL's own choice was kept", *left_out)
-    )
+    left_out = [f"{_WARNING}, also where NCCL's own choice was kept", *left_out]
+    return Exported(name=FILE_NAME, content=content, not_carried=tuple(left_out), is_empty=not rows)
 
 
 def range_rows(deployment: Deployment, *, lost: tuple[str, ...]) -> tuple[list[RangeRow], list[str]]:

@@ -64,6 +64,21 @@ class RunKind(StrEnum):
     SIMULATE_CAPTURE = "simulate_capture"
     TUNE = "tune"
 
+    @property
+    def words(self) -> str:
+        """The verb as it is typed, with the form of it that was run."""
+        return _FORMS.get(self, str(self))
+
+
+_FORMS: Final = MappingProxyType(
+    {
+        RunKind.COMPARE_PLANNERS: "compare (planners)",
+        RunKind.LAYOUTS: "simulate (layouts)",
+        RunKind.PROFILE: "simulate (profile)",
+        RunKind.SIMULATE_CAPTURE: "simulate (capture)",
+    }
+)
+
 
 class RunProcess(msgspec.Struct, frozen=True):
     """The process that runs, told from a later one of the same number, and from those of other machines."""
@@ -233,7 +248,8 @@ class RunFolder:
         if not path.is_dir():
             raise JobError(f"{str(path)!r} {'is no run folder' if path.exists() else 'does not exist'}")
         if not (path / RECORD).is_file():
-            raise JobError(f"{str(path)!r} is no run folder: {RECORD} is missing")
+            what = "is no regular file" if os.path.lexists(path / RECORD) else "is missing"
+            raise JobError(f"{str(path)!r} is no run folder: {RECORD} {what}")
         try:
             content = read_regular(path / RECORD, _MAX_RECORD_BYTES)
             made_as = msgspec.json.decode(content, type=_Format).format
@@ -284,12 +300,13 @@ class SavedRun:
             raise BundleError(f"run folder {str(self.path)!r} holds no job: {in_words(str(error))}") from None
 
 
-def list_runs(runs: Path) -> tuple[SavedRun, ...]:
-    """Every run below a folder such as `lagom-runs`, the latest first; what is no run folder is passed over."""
+def list_runs(folder: Path) -> tuple[SavedRun, ...]:
+    """Every run in a folder and in its `lagom-runs`, the latest first; what is no run folder is passed over."""
     found = []
-    for path in runs.iterdir() if runs.is_dir() else ():
-        try:
-            found.append(RunFolder.read(path))
-        except (JobError, BundleError):  # a run that has not ended, or something else
-            continue
+    for place in (folder, folder / RUNS_FOLDER):
+        for path in place.iterdir() if place.is_dir() else ():
+            try:
+                found.append(RunFolder.read(path))
+            except (JobError, BundleError):  # a run that has not ended, or something else
+                continue
     return tuple(sorted(found, key=lambda run: (run.record.date, run.path.name), reverse=True))

@@ -170,15 +170,16 @@ def _carried(key: ConfigKey, config: CommConfig, left_out: list[LeftOut]) -> Com
 
 
 def _check_knobs(key: ConfigKey, config: CommConfig) -> None:
+    where = f"{key.kind} of {key.num_bytes} bytes on {key.communicator.description!r}"
     if key.num_bytes > layout.MAX_BYTES:
-        raise TableError(f"{key}: {key.num_bytes} bytes, at most {layout.MAX_BYTES}")
+        raise TableError(f"{where}: at most {layout.MAX_BYTES} bytes fit a row")
     if config.num_channels is not None and config.num_channels > layout.MAX_CHANNELS:
-        raise TableError(f"{key}: num_channels is {config.num_channels}, at most {layout.MAX_CHANNELS}")
+        raise TableError(f"{where}: num_channels is {config.num_channels}, at most {layout.MAX_CHANNELS}")
     if config.chunk_bytes is not None:
         least = layout.GRAIN_BYTES[config.protocol] if config.protocol else min(layout.GRAIN_BYTES.values())
         if not least <= config.chunk_bytes <= layout.MAX_CHUNK_BYTES:
             raise TableError(
-                f"{key}: chunk_bytes is {config.chunk_bytes}, must be from {least} to {layout.MAX_CHUNK_BYTES}"
+                f"{where}: chunk_bytes is {config.chunk_bytes}, must be from {least} to {layout.MAX_CHUNK_BYTES}"
             )
 
 

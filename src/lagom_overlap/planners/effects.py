@@ -17,5 +17,5 @@ class SwitchAdvice:
 
     @property
     def gain(self) -> float:
-        """How much longer the step is without it, relative to the step with it."""
-        return self.without_s / self.with_s - 1.0
+        """What it takes off the step, as a share of the step without it."""
+        return 1.0 - self.with_s / self.without_s

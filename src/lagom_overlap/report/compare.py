@@ -54,6 +54,7 @@ def _of_step(row: CompareRow, step_s: float | None) -> str:
 
 
 REGRET = (
+    "Meas.: measurements of the search, of each tuner as published; lagom tune adds those of its guard. "
     "Time: from a group's first start to its last end, summed over the groups. Speed: over the default, median of the "
     "pairs, with its 95 % interval. Behind: how much longer than the best tuner here (regret)."
 )

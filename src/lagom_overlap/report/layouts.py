@@ -1,5 +1,6 @@
 """Ranked layouts: in words, in the terminal, as a page and as a figure of time against memory."""
 
+import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,7 +11,7 @@ from rich.text import Text
 from lagom_overlap.report.fitted import WIDTH, Fitted, to_type
 from lagom_overlap.report.render import embedded, render
 from lagom_overlap.report.style import ACCENT, NEUTRAL, label, lay_out, time_unit
-from lagom_overlap.results.layouts import LayoutRow, LayoutsResult
+from lagom_overlap.results.layouts import BEST_FILE, LayoutRow, LayoutsResult
 from lagom_overlap.units import format_memory, format_percent, format_seconds
 
 if TYPE_CHECKING:  # the terminal must not wait for plotly
@@ -88,7 +89,7 @@ def certainty(result: LayoutsResult) -> str:
 def next_line(result: LayoutsResult) -> str:
     """What to type next."""
     files = {path.name: path for path in result.files}
-    return f"lagom simulate {files['best.toml']}" if files else ""
+    return f"lagom simulate {shlex.quote(str(files[BEST_FILE]))}" if BEST_FILE in files else ""
 
 
 def summary(result: LayoutsResult) -> str:
@@ -107,7 +108,8 @@ _MAX_REFUSED: Final = 5
 def layouts_summary(result: LayoutsResult) -> Group:
     """The fastest, the table, what was refused, notes, and the next line."""
     parts: list[RenderableType] = [Text(size_text(result), style="dim"), Text(headline(result), style="bold"), Text()]
-    parts += [_table(result), Text()]
+    parts.append(_table(result))
+    before = len(parts)
     if sentence := certainty(result):
         parts.append(Text(sentence))
     for one in result.refused[:_MAX_REFUSED]:
@@ -115,6 +117,10 @@ def layouts_summary(result: LayoutsResult) -> Group:
     if len(result.refused) > _MAX_REFUSED:
         parts.append(Text(f"and {len(result.refused) - _MAX_REFUSED} more, all in run.json"))
     parts += [Text(note, style="dim") for note in result.notes]
+    if len(parts) > before:
+        parts.insert(before, Text())
+    if report := next((path for path in result.files if path.name == "report.html"), None):
+        parts += [Text(), to_type(f"Report: {report}")]
     if line := next_line(result):
         parts += [Text(), to_type(f"Next: {line}")]
     return Group(*parts)
@@ -132,7 +138,11 @@ def _table(result: LayoutsResult) -> Fitted:
     numbered = list(enumerate(result.rows, start=1))
     shown = numbered[:most]
     shown += [one for one in numbered[most:] if one[1].is_on_frontier][:_MAX_FRONTIER]
+    last = 0
     for number, row in shown:
+        if number > last + 1:
+            table.add_row("", Text(f"{number - last - 1} between: slower, and none needs less memory", style="dim"))
+        last = number
         cells = [Text(f"{number}{'*' if row.is_on_frontier else ' '}"), Text(layout_text(row.keys, is_ranking=ranking))]
         cells += [Text(str(row.num_gpus))] if several else []
         cells += [Text(format_seconds(row.iteration_s)), Text(format_memory(row.memory_bytes))]

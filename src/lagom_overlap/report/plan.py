@@ -171,7 +171,7 @@ def plan_summary(result: PlanResult) -> Group:
         parts += [_exposed(result, exposed), Text()]
     if result.execution is not None:
         parts += [*_execution(result.execution), Text()]
-    for framework, lines in result.advice.items():
+    for framework, lines in ((name, lines) for name, lines in result.advice.items() if lines):
         parts.append(Text(f"As settings of {framework}:"))
         parts += [*(Text(f"  {line}") for line in lines), Text()]
     parts += [Text(note, style="dim") for note in result.notes]

@@ -38,7 +38,8 @@ class AnalyzeResult(Drawn):
     """One run of `lagom analyze`; `measured` is found again as `analysis`.
 
     `looked_for` says why there is no advice where there is none; `next_line` is the command to type next. `files` is
-    the run folder's content, names alone where names were taken out.
+    the run folder's content, names alone where names were taken out. `said` are the words of `summary`, which are made
+    from events that a loaded result lacks.
     """
 
     verb: ClassVar[str] = "analyze"
@@ -62,6 +63,7 @@ class AnalyzeResult(Drawn):
     warnings: tuple[str, ...]
     files: tuple[Path, ...]
     against: AgainstRun | None = None
+    said: str = ""
     measured: InitVar[Analysis]
 
     def __post_init__(self, measured: Analysis) -> None:
@@ -72,6 +74,10 @@ class AnalyzeResult(Drawn):
         """What was measured, to the nanosecond."""
         analysis: Analysis = self.behind("_analysis", "events of its traces: analyse those again")
         return analysis
+
+    def summary(self) -> str:
+        """What a step is made of, what contention costs, and what to do first."""
+        return self.said or super().summary()
 
     def table(self) -> list[Row]:
         """One row per collective: all calls of one operation, communicator, size and launch."""

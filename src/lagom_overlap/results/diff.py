@@ -63,11 +63,17 @@ class DiffResult(Result):
 
     def summary(self) -> str:
         """What differs, line by line, and the three lines."""
-        lines = [f"{self.first} ({self.kinds[0]}) -> {self.second} ({self.kinds[1]})"]
+        same = [row for row in self.times if row.ratio == 1 and row.low is None]
+        both = f"{self.first} ({self.kinds[0]}) -> {self.second} ({self.kinds[1]})"
+        if len(same) == len(self.times) and not self.settings and not self.where:
+            return f"{both}: nothing differs, neither settings nor machine nor {_counted(len(same))}"
+        lines = [both]
         for title, changed in (("set otherwise", self.settings), ("run elsewhere", self.where)):
             lines += [f"{title}: {len(changed) or 'nothing'}"]
             lines += [f"  {row.name}: {_said(row.first)} -> {_said(row.second)}" for row in changed]
-        lines += [f"times of both: {len(self.times) or 'none'}", *(f"  {row.words}" for row in self.times)]
+        lines += [f"times of both: {len(self.times) or 'none'}"]
+        lines += [f"  {row.words}" for row in self.times if row not in same]
+        lines += [f"  {_counted(len(same))} the same"] if same else []
         return "\n".join([*lines, *self.conclusion.lines()])
 
     def table(self) -> list[Row]:
@@ -84,6 +90,10 @@ class DiffResult(Result):
             }
             for row in self.times
         ]
+
+
+def _counted(number: int) -> str:
+    return "one time" if number == 1 else f"{number} times"
 
 
 def _said(value: str | None) -> str:

@@ -30,11 +30,11 @@ class ExportResult(Result):
     def summary(self) -> str:
         """The files, and what each cannot hold."""
         calls = "1 call" if self.num_rows == 1 else f"{self.num_rows} calls"
-        lines = [f"{calls} of a step set by this run"]
+        lines = [f"{calls} of a step set by this run"] if any(file.format != "perfetto" for file in self.files) else []
         for file in self.files:
             lines.append(f"{file.format}: {file.path}")
             lines.append(f"  use: {file.use}")
-            lines += [f"  not carried: {note}" for note in file.not_carried]
+            lines += [f"  note: {note}" for note in file.not_carried]
         lines.append(f"next: {self.files[0].use}")
         return "\n".join(lines)
 

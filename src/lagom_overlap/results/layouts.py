@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from lagom_overlap import __version__
 from lagom_overlap.results.base import Drawn, Row
 
+BEST_FILE: Final = "best.toml"
+"""The fastest of the jobs, in the run folder."""
 KeyValue = bool | int | float | str | tuple[str, ...]
 
 

@@ -115,6 +115,7 @@ def run_analyze(request: AnalyzeRequest, observe: Callable[[ReadProgress], None]
         against=None if other is None or compared is None else against_run(compared, _names(other)),
         measured=Analysis(findings=findings, groups=groups, hta=hta, against=compared),
     )
+    result = replace(result, said=result.summary(), measured=result.analysis)
     if request.out is not None:
         from lagom_overlap.verbs.analyze_folder import write_analysis  # noqa: PLC0415 - plotly takes longer than reading
 

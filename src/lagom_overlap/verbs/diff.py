@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from statistics import median
-from typing import Final
+from types import MappingProxyType
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -22,10 +23,12 @@ from lagom_overlap.collective import CommConfig
 from lagom_overlap.collective.sites import SiteSetting
 from lagom_overlap.errors import BundleError
 from lagom_overlap.export.saved import SETTINGS_NAME, read_saved
-from lagom_overlap.jobfile.run_folder import RECORD, RunFolder, SavedRun
+from lagom_overlap.jobfile.run_folder import RECORD, RunFolder, RunKind, SavedRun
 from lagom_overlap.record import read_regular
+from lagom_overlap.report.proof import read_proof
 from lagom_overlap.results.conclusion import Conclusion
 from lagom_overlap.results.diff import ChangedSetting, ComparedTime, DiffResult
+from lagom_overlap.results.proof import ProofResult
 from lagom_overlap.results.step_times import read_step_times
 from lagom_overlap.toml_tables import parse_toml
 from lagom_overlap.units import format_bytes, format_percent
@@ -41,6 +44,17 @@ MIN_STEPS: Final = 20
 _TOML: Final = ("configs.toml", "plan.toml")
 _NO_TIMES: Final = ("duration_s", "solve_s")
 """How long we took ourselves, which is no time of the job."""
+_THE_STEP: Final = "the step"
+_STEP_KEYS: Final = MappingProxyType(
+    {
+        RunKind.TUNE: ("tuned_step_s", "step_s", "best.makespan_s"),
+        RunKind.PLAN: ("iteration_s.after",),
+        RunKind.SIMULATE: ("iteration_s",),
+        RunKind.SIMULATE_CAPTURE: ("iteration_s",),
+        RunKind.LAYOUTS: ("rows.0.iteration_s",),
+    }
+)
+"""Where a result has the step with what the run chose (of a tuned job without a priced step, its groups): the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +103,7 @@ def _side(path: Path) -> _Side:
         run=run,
         settings=dict(_settings(run)),
         has_settings=SETTINGS_NAME in run.files and bool(read_saved(path / SETTINGS_NAME).settings),
-        times=_times_of(run.record.result),
+        times=_times_of(run),
         steps_s=() if steps is None else steps.settled_s,
     )
 
@@ -102,6 +116,8 @@ def _settings(run: SavedRun) -> Iterator[tuple[str, str]]:
     for name in _TOML:
         if name in run.files:
             yield from _flat(_table(run.path / name), name.partition(".")[0])
+        elif (run.path / name).exists():
+            raise BundleError(f"{str(run.path / name)!r} is no regular file")
 
 
 def _site(setting: SiteSetting) -> tuple[str, str]:
@@ -140,10 +156,42 @@ def _flat(value: object, name: str) -> Iterator[tuple[str, str]]:
             yield name, value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
-def _times_of(result: object) -> dict[str, float]:
-    """The times in a result by their names (s)."""
+def _times_of(run: SavedRun) -> dict[str, float]:
+    """The times of a run by their names (s), first of them the step with what the run chose."""
+    if (proof := read_proof(run.path)) is not None:
+        return _proven(proof)
+    result, step = run.record.result, dict[str, float]()
+    keys = _STEP_KEYS.get(run.kind, ())
+    chosen = next((key for key in keys if isinstance(_at(result, key), int | float)), None)
+    if chosen is not None:
+        step[_THE_STEP] = float(_at(result, chosen))
+    elif run.kind is RunKind.ANALYZE and (spans := _spans(result)):
+        step[_THE_STEP] = sum(spans) / len(spans)
     every = {name: value for name, unit, value in figures(result) if unit == "_s" and value > 0}
-    return {name: value for name, value in every.items() if name.rpartition(".")[2] not in _NO_TIMES}
+    return step | {name: value for name, value in every.items() if name.rpartition(".")[2] not in _NO_TIMES}
+
+
+def _at(value: Any, name: str) -> Any:  # any JSON value
+    """What stands under a dotted name, of a list by its number; None where nothing does."""
+    for part in name.split("."):
+        try:
+            value = value[int(part)] if isinstance(value, list) else value[part]
+        except (KeyError, IndexError, TypeError, ValueError):
+            return None
+    return value
+
+
+def _spans(result: object) -> list[float]:
+    """The mean step of each rank of an analysis (s)."""
+    ranks = _at(result, "ranks")
+    found = [(_at(rank, "span_s"), _at(rank, "steps")) for rank in ranks] if isinstance(ranks, list) else []
+    return [span / max(1, steps) for span, steps in found if isinstance(span, float) and isinstance(steps, int)]
+
+
+def _proven(proof: ProofResult) -> dict[str, float]:
+    """The steps of both sides of a proof (s)."""
+    both = {_THE_STEP: proof.configured_s, "the default's step": proof.default_s}
+    return {name: median(times) for name, times in both.items() if times}
 
 
 def _changed(first: Mapping[str, str], second: Mapping[str, str]) -> Iterator[ChangedSetting]:
@@ -194,8 +242,11 @@ def _conclusion(
 ) -> Conclusion:
     """The first time of all decides: of a training job its steps, else what its verb puts first."""
     if not times:
-        why = "the runs have no time in common: a training job's steps are kept once it has settled"
-        return Conclusion("the times cannot be compared", why, "lagom run --observe -- COMMAND   (times the steps)")
+        kinds = " and ".join(f"a run of lagom {side.run.kind.words}" for side in (one, two))
+        why = f"{kinds} have no time in common"
+        if RunKind.RUN in (one.run.kind, two.run.kind):
+            why += ": a training job's steps are kept once it has settled"
+        return Conclusion("the times cannot be compared", why, "lagom run --observe -- COMMAND    # times the steps")
     first = times[0]
     several = f"{len(settings)} settings differ" if len(settings) > 1 else "one setting differs"
     differ = several if settings else "nothing was set otherwise"
@@ -205,10 +256,12 @@ def _conclusion(
         why = f"{first.words}; {differ}. One run each: what differs from start to start is not known"
         return Conclusion(found, why, _proof_line(two, one))
     way = "shorter" if first.ratio > 1 else "longer"
-    found = f"{first.name} is {format_percent(abs(first.ratio - 1))} {way} in the second run"
+    found = f"{first.name} is {format_percent(abs(first.second_s / first.first_s - 1))} {way} in the second run"
     if first.ratio == 1:
         found = f"{first.name} is the same"
-    return Conclusion(found, f"{differ}; one figure each: no interval", "lagom run --online -- COMMAND   (measures it)")
+    return Conclusion(
+        found, f"{differ}; one figure each: no interval", "lagom run --online -- COMMAND    # measures it"
+    )
 
 
 def _proof_line(*sides: _Side) -> str:
@@ -219,5 +272,5 @@ def _proof_line(*sides: _Side) -> str:
         for subject in ([side.run.path] if has_some else []) + ([Path(config)] if config else []):
             if (kind := provable(subject)) is not None:
                 words = "in turns in one job" if kind is GivenKind.SETTINGS else "by restarts of the job"
-                return f"lagom run --prove {shlex.quote(str(subject))} -- COMMAND   ({words})"
-    return "lagom run --online -- COMMAND   (neither run left settings that can be proven)"
+                return f"lagom run --prove {shlex.quote(str(subject))} -- COMMAND    # {words}"
+    return "lagom run --online -- COMMAND    # neither run left settings that can be proven"

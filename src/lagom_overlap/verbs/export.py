@@ -3,7 +3,7 @@
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
@@ -66,13 +66,13 @@ class Format(StrEnum):
 
 _USES: Final = {
     Format.PLUGIN: "lagom run --config {path} -- COMMAND",
-    Format.NVIDIA_CSV: "NCCL_TUNER_CONFIG_FILE={path} NCCL_TUNER_PLUGIN=libnccl-tuner-example.so COMMAND   "
-    "(NVIDIA's example tuner, or RCCL's)",
+    Format.NVIDIA_CSV: "NCCL_TUNER_CONFIG_FILE={path} NCCL_TUNER_PLUGIN=libnccl-tuner-example.so COMMAND    "
+    "# NVIDIA's example tuner, or RCCL's",
     Format.NCCLX_CSV: "NCCLX_TUNER_CONFIG_FILE=$(realpath {path}) COMMAND",
-    Format.NCCLX_JSON: "NCCLX_TUNER_CONFIG_FILE=$(realpath {path}) COMMAND   (a build of NCCLX with folly)",
+    Format.NCCLX_JSON: "NCCLX_TUNER_CONFIG_FILE=$(realpath {path}) COMMAND    # a build of NCCLX with folly",
     Format.ENV: "env $(grep -v '^#' {path}) COMMAND",
-    Format.MEGATRON_YAML: "--nccl-communicator-config-path {path}",
-    Format.PERFETTO: "open it at ui.perfetto.dev",
+    Format.MEGATRON_YAML: "COMMAND --nccl-communicator-config-path {path}",
+    Format.PERFETTO: "python3 -m webbrowser https://ui.perfetto.dev    # and open {path} there",
 }
 """How each file is given to a job; leaving it out again is how it is undone."""
 
@@ -115,6 +115,12 @@ def run_export(request: ExportRequest) -> ExportResult:
     here = request.run if request.run.is_dir() else request.run.parent
     out = here if request.out is None else request.out
     exports = [(wanted, _export(wanted, deployment, request)) for wanted in dict.fromkeys(request.formats)]
+    for wanted, exported in exports:
+        if exported.is_empty and len(deployment.table):
+            raise JobError(
+                f"nothing that {str(request.run)!r} set fits {wanted}: {'; '.join(exported.not_carried)}. "
+                f"All of it fits: lagom export {shlex.quote(str(request.run))} --format {Format.PLUGIN}"
+            )
     if not out.is_dir():
         make_folder(out)
     files = []
@@ -206,6 +212,7 @@ def read_deployment(run: Path) -> ExportSource:
         communicators=tuple(ProcessCommunicator(name, _num_nodes(cluster, name)) for name in ordered),
         calls_per_step=calls,
         launch=one_launch(configs.launches.values()),
+        changed=_changed(own.problems, configs),
     )
     return ExportSource(deployment, tuple(notes))
 
@@ -314,6 +321,19 @@ def _order_notes(ordered: Iterable[CommunicatorId]) -> Iterator[str]:
 
 def _num_nodes(cluster: Cluster | None, name: CommunicatorId) -> int | None:
     return None if cluster is None else cluster.num_nodes_of(len(name.ranks))
+
+
+def _changed(problems: Iterable[GroupProblem], configs: _Configs) -> frozenset[str] | None:
+    """The knobs in which settings differ from the defaults that they were found against; None where those say none."""
+    knobs = [field.name for field in fields(CommConfig)]
+    found: set[str] = set()
+    for problem in problems:
+        for op, default in zip(problem.group.comms, problem.default, strict=True):
+            setting = _config(configs, problem.group.name, op.name)
+            if default.is_untouched and not setting.is_untouched:
+                return None
+            found |= {knob for knob in knobs if getattr(setting, knob) not in (None, getattr(default, knob))}
+    return frozenset(found)
 
 
 def _communicator(op: CommOp) -> CommunicatorId:

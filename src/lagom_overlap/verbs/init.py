@@ -4,10 +4,13 @@ A training script is read as text (`init_script.py`); what it does not say, the 
 profiler's trace, ranks, groups and collectives are told, and the job is one for `lagom tune --from-trace`.
 """
 
+import os
 import re
 import shlex
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, NamedTuple, TypeVar
@@ -25,7 +28,7 @@ from lagom_overlap.record import read_regular, write_private
 from lagom_overlap.trace.files import distinct_files
 from lagom_overlap.trace.reader import is_trace, read_traces
 from lagom_overlap.units import NS, format_bytes, format_memory, format_seconds
-from lagom_overlap.verbs.init_config import read_model, safe_name
+from lagom_overlap.verbs.init_config import model_file, read_model, safe_name, unwritten
 from lagom_overlap.verbs.init_script import ScriptFacts, Told, read_script
 from lagom_overlap.workload.models import TransformerModel, model_names
 
@@ -58,6 +61,8 @@ class InitResult:
     files: tuple[Path, ...]
     notes: tuple[str, ...]
     next: tuple[str, ...] = ()
+    refused: str = ""
+    """Why a check was not passed."""
 
 
 def run_init(request: InitRequest) -> InitResult:
@@ -66,6 +71,8 @@ def run_init(request: InitRequest) -> InitResult:
     Raises:
         LagomError: if the source is none of the above, the GPUs fill no nodes, or a file is there already.
     """
+    if not request.source:
+        raise JobError("SOURCE is empty, must be a model's name, a config.json, a model file, SCRIPT.py, or a trace")
     source = Path(request.source)
     if source.suffix == ".py":
         return _of_script(request, read_script(source))
@@ -73,10 +80,8 @@ def run_init(request: InitRequest) -> InitResult:
         return _of_trace(request)
     if request.cluster is None or request.num_gpus is None:
         raise JobError(f"a job of a model needs --cluster NAME and --gpus N: lagom init {request.source} --cluster ...")
-    whole = _Whole(
-        request.source, request.cluster, request.num_gpus, request.seq_len or SEQ_LEN, request.out, request.only_checks
-    )
-    return _of_model(whole)
+    seq_len = request.seq_len or SEQ_LEN
+    return _of_model(request, _Whole(request.source, request.cluster, request.num_gpus, seq_len, request.out))
 
 
 class _Whole(NamedTuple):
@@ -87,103 +92,217 @@ class _Whole(NamedTuple):
     num_gpus: int
     seq_len: int
     out: Path
-    only_checks: bool
 
 
-def _of_model(request: _Whole) -> InitResult:
+class _Verdict(NamedTuple):
+    """What a job leads to, and why it cannot run."""
+
+    notes: tuple[str, ...]
+    refused: str = ""
+
+
+def _of_model(request: InitRequest, whole: _Whole) -> InitResult:
     model, model_text = read_model(request.source)
-    cluster = cluster_of(request.cluster, request.num_gpus)
-    if not request.out.name:
-        raise OutputError(f"--out {str(request.out)!r}: must be a file's name, such as job.toml")
-    files = {request.out: b""}
-    name = request.source
-    if model_text:
-        model_path = request.out.with_name(f"{model.name}.model.toml")
-        name = str(model_path)
-        if not model_path.is_file() or read_regular(model_path, MAX_JOB_BYTES) != model_text:
-            files[model_path] = model_text
-    for path in files:
-        _check_new(path)
+    cluster = cluster_of(whole.cluster, whole.num_gpus)
+    model_path = request.out.parent / f"{model.name}.model.toml"
+    name = str(model_path) if model_text else request.source
     with TemporaryDirectory() as folder:
         own = Path(folder) / "model.toml"
         own.write_bytes(model_text)
-        parallel, step = _first_that_fits(request, str(own) if model_text else name)
-    notes = _notes(step, parallel)
-    if request.only_checks:
-        return InitResult(files=(), notes=notes)
-    files[request.out] = _job_text(request, name, model, cluster, parallel).encode()
-    for path, content in reversed(files.items()):  # the job file last: it names the other
-        write_private(path, content)
-    return InitResult(files=tuple(files), notes=notes, next=_next_lines(request))
+        parallel, step = _first_that_fits(whole, str(own) if model_text else name)
+    verdict = _verdict(step, parallel)
+    files = {model_path: model_text} if model_text else {}
+    job = _job_text(whole, name, model, cluster, parallel).encode()
+    return _written(request, files | {request.out: job}, verdict.notes, _next_lines(whole), verdict.refused)
 
 
 def _check_new(path: Path) -> None:
-    if path.exists():
+    if not path.name:
+        raise OutputError(f"--out {str(path)!r}: must be a file's name, such as job.toml")
+    if os.path.lexists(path):  # a link that leads nowhere is somebody's, too
         raise OutputError(f"{str(path)!r} is there already, must not exist: give another --out")
     if not path.absolute().parent.is_dir():
         raise OutputError(f"folder {str(path.absolute().parent)!r} does not exist")
 
 
-def _written(request: InitRequest, text: str, notes: Sequence[str], following: Sequence[str]) -> InitResult:
-    """One file, unless only its notes are wanted."""
+def _written(
+    request: InitRequest, files: Mapping[Path, bytes], notes: Sequence[str], following: Sequence[str], refused: str = ""
+) -> InitResult:
+    """The files, of which the job file is the last; none where only what they lead to is asked for."""
     if request.only_checks:
-        return InitResult(files=(), notes=tuple(notes))
-    _check_new(request.out)
-    write_private(request.out, text.encode())
-    return InitResult(files=(request.out,), notes=tuple(notes), next=tuple(following))
+        again = shlex.join(_words(request))
+        return InitResult(
+            files=(), notes=tuple(notes), next=(f"Next: lagom init {again}    # writes it",), refused=refused
+        )
+    new = {path: content for path, content in files.items() if path == request.out or not _holds(path, content)}
+    for path in new:
+        _check_new(path)
+    for path, content in new.items():  # the job file last: it names the other
+        write_private(path, content)
+    told = (f"As it stands, {refused}",) if refused else ()
+    return InitResult(files=tuple(reversed(new)), notes=(*notes, *told), next=tuple(following))
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    return path.is_file() and read_regular(path, MAX_JOB_BYTES) == content
+
+
+def _words(request: InitRequest) -> Iterator[str]:
+    """The command line of a request, without `--check`."""
+    yield request.source
+    named = {"cluster": request.cluster, "gpus": request.num_gpus, "seq-len": request.seq_len, "out": request.out}
+    default = InitRequest(source="").out
+    for flag, value in named.items():
+        if value is not None and value != default:
+            yield from (f"--{flag}", str(value))
 
 
 def _of_script(request: InitRequest, facts: ScriptFacts) -> InitResult:
     """What the script says, each key with the line that says it; the rest as comments to fill in."""
     source = Path(request.source)
-    name = safe_name(source.stem) or "job"
-    models = [(found, told) for told in facts.models if (found := _known_model(str(told.value))) is not None]
-    model = models[0][0] if models else None
+    stem = safe_name(source.stem) or "job"
+    num_gpus = _gpus(request, facts)
+    model_path = request.out.parent / f"{stem}.model.toml"
+    model, model_text = _script_model(facts, source, stem)
+    seen = model.value if not model_text else _seen_model(model_path, request.out)
     lines = [
         f"# Written by lagom init from {safe_name(source.name)}, which was not run. All keys: lagom docs formats.",
         f"# Lines with {FILL_IN!r} are what it does not say.",
         "",
         "[job]",
-        _toml(name=name),
+        _toml(name=stem),
         "",
         "[model]",
-        _known("name", model, models[0][1].where if models else _unknown_model(facts), "llama-3-8b"),
+        _known("name", seen or None, model.where, "llama-3-8b"),
         _told("seq_len", request.seq_len, facts.sizes.get("seq_len"), "tokens per sequence", SEQ_LEN),
         "",
         "[cluster]",
         _known("preset", _seen(request.cluster, request.out), "lagom list clusters; or a file of your own", "h100_dgx"),
-        *_nodes(request),
+        *_nodes(request.cluster, num_gpus),
         "",
         "[parallel]",
+        *_script_parallel(facts, num_gpus),
     ]
-    framework = facts.framework
-    lines.append(
-        _known("framework", None if framework is None else str(framework.value),
-               "lagom list frameworks" if framework is None else framework.where, "fsdp2")
-    )  # fmt: skip
-    lines += [f"{key} = {told.value}    # {_safe_words(told.where)}" for key, told in facts.degrees.items()]
-    if not facts.degrees and framework is not None and str(framework.value).startswith("fsdp"):
-        lines.append(_known("fsdp", request.num_gpus, "GPUs that share the parameters", "8"))
-    lines.append(_told("micro_batch", None, facts.sizes.get("micro_batch"), "sequences per GPU and forward", 1))
-    accumulated = facts.sizes.get("num_micro_batches")
-    if accumulated is not None:
-        lines.append(
-            f"# global_batch = ...    # {FILL_IN}: {accumulated.value} micro-batches are accumulated "
-            f"({_safe_words(accumulated.where)}), times sequences, times data-parallel GPUs"
-        )
     text = "\n".join(lines) + "\n"
-    open_keys = [line.split("=")[0].lstrip("# ").strip() for line in lines if FILL_IN in line and "=" in line]
-    notes = [f"The script says: {what}" for what in _said(facts)] or ["The script says nothing of its sizes."]
+    open_keys = _open_keys(lines)
+    says = [*_said(facts), *([f"the shapes of its model ({model.where})"] if model_text else [])]
+    notes = [f"The script says: {what}" for what in says] or ["The script says nothing of its sizes."]
     notes += [f"Not told: {what}" for what in facts.unread]
-    starts = "python" if facts.framework is None else "torchrun --nproc-per-node 2"
-    command = f"lagom run --observe -- {starts} {shlex.quote(request.source)}"
-    out = shlex.quote(str(request.out))
+    refused = ""
     if open_keys:
-        notes.append(f"To fill in: {', '.join(open_keys)}.")
-        following = (f"Next: fill in {out}, then: lagom simulate {out}",)
+        keys = f"{', '.join(open_keys)} {'is' if len(open_keys) == 1 else 'are'} not told"
+        refused = f"this cannot be checked, because {keys}" if request.only_checks else ""
+        notes += [] if request.only_checks else [f"To fill in: {', '.join(open_keys)}."]
     else:
-        following = (f"Next: lagom simulate {out}",)
-    return _written(request, text, notes, (*following, f"What it does when it runs: {command}"))
+        verdict = _leads_to(text, request, model_text)
+        notes += verdict.notes
+        refused = verdict.refused
+    files = {model_path: model_text} if model_text else {}
+    out = shlex.quote(str(request.out))
+    following = [f"Next: lagom simulate {out}{'    # once it is filled in' if open_keys else ''}"]
+    command = f"lagom run --observe -- {_launcher(facts, request.cluster, num_gpus)} {shlex.quote(request.source)}"
+    following.append(f"What it does when it runs: {command}")
+    return _written(request, files | {request.out: text.encode()}, notes, following, refused)
+
+
+def _gpus(request: InitRequest, facts: ScriptFacts) -> int | None:
+    """GPUs that are asked for, or that the script's mesh has.
+
+    Raises:
+        JobError: if they contradict each other.
+    """
+    mesh = facts.num_ranks
+    if mesh is None or request.num_gpus is None:
+        return request.num_gpus or (mesh if facts.is_whole_mesh else None)
+    if request.num_gpus == mesh or (not facts.is_whole_mesh and request.num_gpus % mesh == 0):
+        return request.num_gpus
+    degrees = " x ".join(f"{key} {told.value}" for key, told in facts.degrees.items() if key != "expert")
+    where = next(iter(facts.degrees.values())).where.partition(":")[0]
+    must = f"must be {mesh}" if facts.is_whole_mesh else f"must be a multiple of {mesh}"
+    raise JobError(f"--gpus {request.num_gpus}: {must}, the GPUs of the script's device mesh ({where}: {degrees})")
+
+
+def _script_model(facts: ScriptFacts, source: Path, stem: str) -> tuple[Told, bytes]:
+    """The model's name, "" if it is not told, and why; and the model file where the script writes its shapes out."""
+    for config, where in facts.configs:
+        if missing := unwritten(config):
+            facts.unread.append(f"{where}, which leaves {', '.join(missing)} to its defaults")
+            continue
+        try:
+            model, text = model_file({**config, "_name_or_path": stem}, f"{source}, {where}", source.name)
+        except LagomError as error:
+            facts.unread.append(str(error))
+            continue
+        return Told(model.name, where), text
+    for told in facts.models:
+        if (found := _known_model(str(told.value))) is not None:
+            return Told(found, told.where), b""
+    return Told("", _unknown_model(facts)), b""
+
+
+def _script_parallel(facts: ScriptFacts, num_gpus: int | None) -> Iterator[str]:
+    """The lines of `[parallel]`."""
+    framework = None if facts.framework is None else str(facts.framework.value)
+    why = "lagom list frameworks" if facts.framework is None else facts.framework.where
+    yield _known("framework", framework, why, "fsdp2")
+    yield from (f"{key} = {told.value}    # {_safe_words(told.where)}" for key, told in facts.degrees.items())
+    shared = facts.num_ranks if facts.is_whole_mesh else None
+    if not facts.degrees and framework is not None:
+        is_fsdp = framework.startswith("fsdp")
+        key, what = ("fsdp", "GPUs that share the parameters") if is_fsdp else ("data", "data-parallel GPUs")
+        shared = num_gpus if is_fsdp or framework == "ddp" else None
+        yield _known(key, None if shared == 1 else shared, what, "8")
+    yield _told("micro_batch", None, facts.sizes.get("micro_batch"), "sequences per GPU and forward", 1)
+    accumulated, each = facts.sizes.get("num_micro_batches"), facts.sizes.get("micro_batch")
+    if accumulated is None:
+        return
+    said = f"{accumulated.value} micro-batches are accumulated ({_safe_words(accumulated.where)})"
+    if shared is None or each is None:
+        yield f"# global_batch = ...    # {FILL_IN}: {said}, times sequences, times data-parallel GPUs"
+        return
+    split = prod(int(told.value) for key, told in facts.degrees.items() if key in ("tensor", "context", "pipeline"))
+    copies = shared // split
+    batch = int(accumulated.value) * int(each.value) * copies
+    yield f"global_batch = {batch}    # {said} of {each.value}, on {copies} GPUs"
+
+
+def _open_keys(lines: Sequence[str]) -> list[str]:
+    """Keys that are left to fill in, with their table."""
+    found, table = list[str](), ""
+    for line in lines:
+        if line.startswith("["):
+            table = line.strip("[]")
+        elif FILL_IN in line and "=" in line:
+            found.append(f"{table}.{line.split('=')[0].lstrip('# ').strip()}")
+    return found
+
+
+def _launcher(facts: ScriptFacts, cluster: str | None, num_gpus: int | None) -> str:
+    """What starts the script: python, or torchrun with a process for each GPU."""
+    if not facts.has_ranks:
+        return "python"
+    if num_gpus is None or cluster is None:
+        return f"torchrun --nproc-per-node {num_gpus or 'gpu'}"
+    machine = cluster_of(cluster, num_gpus)
+    nodes = f"--nnodes {machine.num_nodes} " if machine.num_nodes > 1 else ""
+    return f"torchrun {nodes}--nproc-per-node {machine.gpus_per_node}"
+
+
+def _leads_to(text: str, request: InitRequest, model_text: bytes) -> _Verdict:
+    """What a job file that is about to be written leads to."""
+    tables = tomllib.loads(text)
+    tables["cluster"]["preset"] = request.cluster
+    with TemporaryDirectory() as folder:
+        own = Path(folder) / "model.toml"
+        own.write_bytes(model_text)
+        if model_text:
+            tables["model"]["name"] = str(own)
+        try:
+            step = job_step(parse_job(tables, str(request.out)))
+        except LagomError as error:
+            return _Verdict((), f"it cannot run as it stands: {error}")
+    assert step is not None, text
+    return _verdict(step, tables["parallel"])
 
 
 def _said(facts: ScriptFacts) -> Iterator[str]:
@@ -209,15 +328,21 @@ def _unknown_model(facts: ScriptFacts) -> str:
     return f"{_safe_words(str(facts.models[0].value))} is not known here: a model file, or lagom init config.json"
 
 
-def _nodes(request: InitRequest) -> Sequence[str]:
-    if request.cluster is None or request.num_gpus is None:
+def _nodes(cluster: str | None, num_gpus: int | None) -> Sequence[str]:
+    if cluster is None or num_gpus is None:
         return (f"# nodes = 1    # {FILL_IN}",)
-    return _node_lines(cluster_of(request.cluster, request.num_gpus))
+    return _node_lines(cluster_of(cluster, num_gpus))
 
 
 def _node_lines(cluster: Cluster) -> Sequence[str]:
     each = (f"gpus_per_node = {cluster.gpus_per_node}",) if cluster.num_nodes == 1 else ()
     return (f"nodes = {cluster.num_nodes}", *each)
+
+
+def _seen_model(path: Path, out: Path) -> str:
+    """A model file as the job file names it."""
+    name: str = moved({"model": {"name": str(path)}}, Path(), out.parent)["model"]["name"]
+    return name
 
 
 def _seen(preset: str | None, out: Path) -> str | None:
@@ -298,7 +423,8 @@ def _of_trace(request: InitRequest) -> InitResult:
         "pairs = 25    # of the verdict, at most",
     ]
     command = f"lagom tune {shlex.quote(str(request.out))} --from-trace {shlex.quote(request.source)}"
-    return _written(request, "\n".join(lines) + "\n", told, (f"Next: {command}",))
+    text = "\n".join(lines) + "\n"
+    return _written(request, {request.out: text.encode()}, told, (f"Next: {command}",))
 
 
 def _size(num_bytes: int) -> str:
@@ -337,7 +463,6 @@ def _first_that_fits(request: _Whole, model: str) -> tuple[Mapping[str, Any], Jo
 def _job_text(
     request: _Whole, name: str, model: TransformerModel, cluster: Cluster, parallel: Mapping[str, Any]
 ) -> str:
-    seen = moved({"model": {"name": name}}, Path(), request.out.parent)["model"]["name"]
     quoted = {key: tomli_w.dumps({key: value}).strip() for key, value in parallel.items()}
     said = {
         "fsdp": "fully sharded data parallelism over so many GPUs; or data, tensor, pipeline, context, expert",
@@ -356,7 +481,7 @@ def _job_text(
         tomli_w.dumps({"name": f"{model.name}-{request.num_gpus}"}).strip(),
         "",
         "[model]",
-        _toml(name=seen) + "    # lagom list models; or a model file",
+        _toml(name=_seen_model(Path(name), request.out)) + "    # lagom list models; or a model file",
         f"seq_len = {request.seq_len}",
         "",
         "[cluster]",
@@ -370,19 +495,21 @@ def _job_text(
     return "\n".join(lines) + "\n"
 
 
-def _notes(step: JobStep, parallel: Mapping[str, Any]) -> tuple[str, ...]:
+def _verdict(step: JobStep, parallel: Mapping[str, Any]) -> _Verdict:
     """Whether it fits, and what a step is predicted to take."""
     try:
         check_memory(step)
     except LagomError as error:
-        return (f"It does not fit as it stands: {error}",)
+        return _Verdict((), f"it does not fit: {error}")
     need, has = format_memory(step.most_bytes), format_memory(step.cluster.gpu.memory_bytes)
-    again = " with every layer recomputed" if "recompute" in parallel else ""
+    again = " with every layer recomputed" if parallel.get("recompute") == "full" else ""
     seconds = step.times.iteration_s
     rate = step.layout.global_batch * step.seq_len / seconds
-    return (
-        f"It fits{again}: {need} of {has} per GPU.",
-        f"A step is predicted to take {format_seconds(seconds)}, {rate:,.0f} tokens/s.",
+    return _Verdict(
+        (
+            f"It fits{again}: {need} of {has} per GPU.",
+            f"A step is predicted to take {format_seconds(seconds)}, {rate:,.0f} tokens/s.",
+        )
     )
 
 

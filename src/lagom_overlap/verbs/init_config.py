@@ -5,6 +5,7 @@ Keys and their meaning: transformers' configuration classes of the model types b
 """
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,10 +40,42 @@ def read_model(source: str) -> tuple[TransformerModel, bytes]:
         raise JobError(f"{source!r} cannot be read: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise JobError(f"{source!r} is no JSON: {error}") from None
-    table = model_table(config, source)
-    model = from_table(table, TransformerModel, repr(source))
-    head = f"# Written by lagom init from {path.name}, model_type {config['model_type']}.\n"
+    return model_file(config, source, path.name)
+
+
+def model_file(config: Any, where: str, file: str) -> tuple[TransformerModel, bytes]:  # any JSON value
+    """The model that a `config.json` describes, and the model file that holds it; `file` is what it was read from.
+
+    Raises:
+        JobError: as `model_table`.
+    """
+    table = model_table(config, where)
+    model = from_table(table, TransformerModel, repr(where))
+    head = f"# Written by lagom init from {safe_name(file)}, model_type {config['model_type']}.\n"
     return model, (head + tomli_w.dumps(table)).encode()
+
+
+_DEFAULTS: Final = {"llama": frozenset({"num_key_value_heads", "head_dim"}), "qwen2": frozenset({"head_dim"}),
+                    "mistral": frozenset({"head_dim"}), "mixtral": frozenset({"head_dim"}),
+                    "qwen3_moe": frozenset({"head_dim"})}  # fmt: skip
+"""Keys whose default in transformers' class is what `model_table` takes where they are missing (5.23)."""
+
+
+def unwritten(config: Mapping[str, object]) -> tuple[str, ...]:
+    """Keys that a call of a configuration class leaves to its defaults, and that `model_table` would miss."""
+    kind = str(config["model_type"])
+    needed = [
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "vocab_size",
+    ]
+    needed.append("moe_intermediate_size" if kind == "qwen3_moe" else "intermediate_size")
+    if kind in _MIXTURES:
+        needed += [_MIXTURES[kind], "num_experts_per_tok"]
+    return tuple(key for key in needed if key not in config and key not in _DEFAULTS.get(kind, ()))
 
 
 def model_table(config: Any, where: str) -> dict[str, Any]:  # any JSON value
@@ -73,7 +106,8 @@ def model_table(config: Any, where: str) -> dict[str, Any]:  # any JSON value
     def number(key: str) -> int:
         value = config.get(key)
         if not isinstance(value, int) or isinstance(value, bool):
-            raise JobError(f"{where!r}: {key} is {str(value)[:40]}, must be a whole number")
+            shown = "missing" if value is None else repr(value)[:40]
+            raise JobError(f"{where!r}: {key} is {shown}, must be a whole number")
         return value
 
     heads, hidden = number("num_attention_heads"), number("hidden_size")

@@ -54,7 +54,7 @@ def load_run(path: Path) -> Result:
             f"{str(path)!r} is a run of lagom reproduce, whose figures have no typed result: read 'result' in {RECORD}"
         )
     if saved.record.result is None:
-        raise BundleError(f"{str(path)!r} is a run of lagom {saved.kind} that has not ended, or was cut off")
+        raise BundleError(f"{str(path)!r} is a run of lagom {saved.kind.words} that has not ended, or was cut off")
     result = _decoded(saved)
     _attach(result, saved)
     return result
@@ -69,7 +69,7 @@ def _class_of(saved: SavedRun) -> type[Result]:
         return cast("type[Result]", load_registered(RESULTS, "result", saved.kind))
     except UnknownNameError:
         raise MissingDependencyError(
-            f"{str(saved.path)!r} is a run of lagom {saved.kind}, which is not installed here"
+            f"{str(saved.path)!r} is a run of lagom {saved.kind.words}, which is not installed here"
         ) from None
 
 

@@ -1,7 +1,8 @@
 """`lagom resume RUN`: which runs can go on from what they left, and as what.
 
 A run of `lagom tune` can: its tuner asks the same when it is told the same, so the journal is replayed into a new
-study, and measuring goes on where it ended. Other verbs leave nothing to go on from, and the refusal says what to type
+study, and measuring goes on where it ended; one that was cut off before or after all measuring begins, or writes its
+files. Other verbs leave nothing to go on from, and the refusal says what to type
 in their place.
 """
 
@@ -20,6 +21,7 @@ from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, SavedRun
 from lagom_overlap.record import describe_machine
 from lagom_overlap.verbs.run_files import JOURNALS, whole_lines
+from lagom_overlap.verbs.saved_runs import REPORT
 from lagom_overlap.verbs.tune import AGAIN, Journaled, TuneRequest
 
 _WHY_NOT: Final = MappingProxyType(
@@ -72,7 +74,7 @@ def resumed(path: Path) -> TuneRequest:
         BundleError: if the folder is damaged.
     """
     saved = RunFolder.read(path)
-    name = f"{str(path)!r} is a run of lagom {saved.kind}"
+    name = f"{str(path)!r} is a run of lagom {saved.kind.words}"
     if saved.kind is not RunKind.TUNE:
         why = _WHY_NOT.get(saved.kind, _PREDICTS).replace("RUN", shlex.quote(str(path)))
         raise JobError(f"{name}, which cannot be resumed: {why}")
@@ -84,12 +86,14 @@ def resumed(path: Path) -> TuneRequest:
             f"lagom watch {shlex.quote(str(path))}"
         )
     result = saved.record.result
-    if isinstance(result, dict) and not result.get("interrupted"):
+    has_ended = isinstance(result, dict) and not result.get("interrupted")
+    request = _request(saved, is_whole=has_ended)
+    assert request.resumes is not None
+    if has_ended and (REPORT in saved.files or not request.resumes.lines):
         raise JobError(
             f"{name} that has ended; to begin a new search from it: lagom tune JOB.toml --warm-start "
             f"{shlex.quote(str(path))}"
         )
-    request = _request(saved)
     machine = describe_machine()
     if request.backend_name not in AGAIN and any(saved.record.machine.get(key) != machine[key] for key in _SAME):
         was = ", ".join(f"{key} {saved.record.machine.get(key, 'unknown')}" for key in _SAME)
@@ -97,7 +101,7 @@ def resumed(path: Path) -> TuneRequest:
     return request
 
 
-def _request(saved: SavedRun) -> TuneRequest:
+def _request(saved: SavedRun, *, is_whole: bool) -> TuneRequest:
     asked: dict[str, Any] = saved.record.request if isinstance(saved.record.request, dict) else {}
     lines = next((lines for name in JOURNALS if (lines := whole_lines(saved.path / name))), ())
     request = TuneRequest(
@@ -108,4 +112,4 @@ def _request(saved: SavedRun) -> TuneRequest:
         bundle=Path(asked["bundle"]) if asked.get("bundle") else None,
         warm_start=asked.get("warm_start"),
     )
-    return replace(request, resumes=Journaled(folder=saved.path, lines=lines))
+    return replace(request, resumes=Journaled(folder=saved.path, lines=lines, is_whole=is_whole))

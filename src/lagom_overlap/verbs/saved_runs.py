@@ -1,11 +1,12 @@
 """`lagom runs` and `lagom open`: the run folders that there are, and the page of one."""
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from lagom_overlap.errors import JobError
-from lagom_overlap.jobfile.run_folder import RUNS_FOLDER, RunFolder, SavedRun, list_runs
+from lagom_overlap.jobfile.run_folder import RUNS_FOLDER, RunFolder, RunKind, SavedRun, list_runs
 from lagom_overlap.results.listing import ListedRun, RunsResult
 from lagom_overlap.results.tune import is_modelled
 
@@ -44,19 +45,19 @@ def figures(result: object, place: str = "", depth: int = _DEPTH) -> Iterator[tu
 
 
 def run_runs(below: Path | None = None) -> RunsResult:
-    """The runs below a folder (None: `lagom-runs`), the latest first.
+    """The runs in a folder (None: this one) and in its `lagom-runs`, the latest first.
 
     Raises:
         JobError: if a folder was named that is none.
     """
     if below is not None and not below.is_dir():
         raise JobError(f"{str(below)!r} {'is no folder' if below.exists() else 'does not exist'}")
-    folder = below or Path(RUNS_FOLDER)
+    folder = below or Path()
     return RunsResult(below=folder, runs=tuple(map(_listed, list_runs(folder))))
 
 
 def report_of(run: Path | None = None) -> Path:
-    """The page of a run; without one named, of the latest below `lagom-runs` that has a page.
+    """The page of a run; without one named, of the latest here or in `lagom-runs` that has a page.
 
     Raises:
         JobError: if there is no such run, or it has no page.
@@ -65,11 +66,15 @@ def report_of(run: Path | None = None) -> Path:
     if run is None:
         found = next((listed.report for listed in run_runs().runs if listed.report is not None), None)
         if found is None:
-            raise JobError(f"no run below {RUNS_FOLDER} has a report; name a run folder, or see: lagom runs FOLDER")
+            raise JobError(
+                f"no run in this folder or in {RUNS_FOLDER} has a report; name a run folder, or see: lagom runs FOLDER"
+            )
         return found
     saved = RunFolder.read(run)
     if REPORT not in saved.files:
-        raise JobError(f"{str(run)!r} is a run of lagom {saved.kind} without a report; it has {', '.join(saved.files)}")
+        remedy = f"; lagom resume {shlex.quote(str(run))} writes one" if saved.kind is RunKind.TUNE else ""
+        has = ", ".join(saved.files)
+        raise JobError(f"{str(run)!r} is a run of lagom {saved.kind.words} without a report; it has {has}{remedy}")
     return run / REPORT
 
 

@@ -2,19 +2,20 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from lagom_overlap.capturing.file import FORMAT as CAPTURE_FORMAT
 from lagom_overlap.capturing.file import read_capture
 from lagom_overlap.collective import CommConfig
 from lagom_overlap.errors import BundleError, JobError, LagomError, in_words
 from lagom_overlap.export.saved import FORMAT as SAVED_FORMAT
 from lagom_overlap.export.saved import read_saved
-from lagom_overlap.jobfile.run_folder import RECORD, RunFolder, RunKind
+from lagom_overlap.jobfile.run_folder import RECORD, RunFolder, RunKind, SavedRun
 from lagom_overlap.jobfile.spec import MAX_JOB_BYTES
 from lagom_overlap.jobfile.variants import JobVariants
 from lagom_overlap.nccl_plugin import table_layout
@@ -22,21 +23,26 @@ from lagom_overlap.nccl_plugin.table_reader import read_table
 from lagom_overlap.record import read_regular, starts_with
 from lagom_overlap.report.proof import read_proof
 from lagom_overlap.report.tune.words import config_text
+from lagom_overlap.results.layouts import BEST_FILE
 from lagom_overlap.results.listing import ShowResult
+from lagom_overlap.results.tune import TuneResult
 from lagom_overlap.toml_tables import parse_toml
 from lagom_overlap.trace.reader import is_trace
 from lagom_overlap.tuners.bundle import MAX_BUNDLE_BYTES
 from lagom_overlap.tuners.journal import StepKind
 from lagom_overlap.tuners.rows import GroupRow
 from lagom_overlap.units import format_bytes, format_memory, format_percent, format_seconds
+from lagom_overlap.verbs.load import load_run
 from lagom_overlap.verbs.plan_file import MAX_PLAN_BYTES, check_plan_file
-from lagom_overlap.verbs.saved_runs import figures, verdict_words
+from lagom_overlap.verbs.saved_runs import REPORT, figures, verdict_words
+from lagom_overlap.workload.models import load_model
 
 _MAGIC: Final = table_layout.TABLE_MAGIC.to_bytes(8, "little")
 _HEAD: Final = 4096
 _MAX_ENTRIES: Final = 6
 _FORMS: Final = (
-    "a run folder, a plan (plan.toml), configs.toml, saved settings (JSON), a plug-in table, a capture, a job file"
+    "a run folder, a plan (plan.toml), configs.toml, saved settings (JSON), a plug-in table, a capture, a job file, "
+    "a model file"
 )
 _Configs = dict[str, dict[str, dict[str, str | int]]]
 """Of configs.toml: knobs by collective, by group."""
@@ -51,7 +57,8 @@ def run_show(path: Path) -> ShowResult:
     if path.is_dir():
         return _proof(path)
     if not path.is_file():
-        raise JobError(f"{str(path)!r} {'is no regular file' if path.exists() else 'does not exist'}; give {_FORMS}")
+        gone = "is a link that leads nowhere" if path.is_symlink() else "does not exist"
+        raise JobError(f"{str(path)!r} {'is no regular file' if path.exists() else gone}; give {_FORMS}")
     if path.name == RECORD:
         return _proof(path.parent)
     if starts_with(path, _MAGIC):
@@ -77,45 +84,87 @@ def _head(path: Path) -> bytes:
 
 def _proof(path: Path) -> ShowResult:
     """A run, and first of all what was proven there, if anything was."""
-    run, proof = _run(path), read_proof(path)
+    saved, proof = RunFolder.read(path), read_proof(path)
     if proof is None:
-        return run
-    said = (f"decision: {proof.decision}", f"why: {proof.reason}", *run.said)
-    return replace(run, what=f"a proof of {proof.subject}", said=said, next=f"Next: {proof.next_line}")
+        return _run(saved)
+    said = (f"decision: {proof.decision}", f"why: {proof.reason}", *_circumstances(saved))
+    return ShowResult(path=path, what=f"a proof of {proof.subject}", said=said, next=f"Next: {proof.next_line}")
 
 
-def _run(path: Path) -> ShowResult:
-    saved = RunFolder.read(path)
-    record, result = saved.record, saved.record.result
-    said: list[str] = []
-    if saved.kind is RunKind.TUNE and result is None:
-        said.append("cut off: its process is gone" if saved.has_no_process else "goes on, or its end is not known")
-    if isinstance(result, dict):
-        said += [f"verdict: {words}"] if (words := verdict_words(result)) else []
-        said += [_figure_text(*figure) for figure in figures(result)]
-        lists = [notes for key in ("notes", "warnings") if isinstance(notes := result.get(key), list)]
-        said += [f"note: {note}" for notes in lists for note in notes]
-    if isinstance(record.request, dict):
-        said += [
-            f"asked: {key} = {value}"
-            for key, value in record.request.items()
-            if value is not None and value is not False and value != []
-        ]
-    said += _searched(path)
-    said += [] if record.seed is None else [f"seed: {record.seed}"]
-    said += [f"date: {record.date}", f"machine: {_pairs(record.machine) or 'not recorded'}"]
-    said += [f"versions: {_pairs(record.versions)}"]
-    said.append(f"files: {', '.join(saved.files)}")
-    job = record.job.get("job") if isinstance(record.job, dict) else None
-    name = f" of job {job['name']!r}" if isinstance(job, dict) and "name" in job else ""
-    follow = f"Next: lagom open {_typed(path)}" if "report.html" in saved.files else ""
+def _run(saved: SavedRun) -> ShowResult:
+    """What a run found, then what was asked for, when and where."""
+    path, record = saved.path, saved.record
+    said, follow = list(_found(saved)), ""
+    name = _typed(path)
+    if conclusion := [line for line in said if line.startswith("next: ")]:  # a training job ends with its own
+        said.remove(conclusion[0])
+        follow = conclusion[0].removeprefix("next: ")
     if record.process is not None and not saved.has_no_process:  # perhaps: of another machine nobody knows
-        follow = f"Next: lagom watch {_typed(path)}"
-    elif saved.kind is RunKind.TUNE and (not isinstance(result, dict) or result.get("interrupted")):
-        follow = f"Next: lagom resume {_typed(path)}"
-    elif saved.kind is RunKind.TUNE and _is_adopted(result):
-        follow = f"Next: lagom export {_typed(path)} --format plugin, or lagom open {_typed(path)}"
-    return ShowResult(path=path, what=f"a run of lagom {saved.kind}{name}", said=tuple(said), next=follow)
+        follow = f"lagom watch {name}"
+    elif saved.kind is RunKind.TUNE and (
+        not isinstance(record.result, dict) or record.result.get("interrupted") or REPORT not in saved.files
+    ):
+        follow = f"lagom resume {name}"
+    elif saved.kind is RunKind.TUNE and _is_adopted(record.result):
+        follow = f"lagom export {name} --format plugin    # or: lagom open {name}"
+    elif saved.kind is RunKind.LAYOUTS and BEST_FILE in saved.files:
+        follow = f"lagom simulate {_typed(path / BEST_FILE)}    # or: lagom open {name}"
+    elif not follow and REPORT in saved.files:
+        follow = f"lagom open {name}"
+    job = record.job.get("job") if isinstance(record.job, dict) else None
+    of_job = f" of job {job['name']!r}" if isinstance(job, dict) and "name" in job else ""
+    return ShowResult(
+        path=path,
+        what=f"a run of lagom {saved.kind.words}{of_job}",
+        said=(*said, *_searched(path), *_circumstances(saved)),
+        next=f"Next: {follow}" if follow else "",
+    )
+
+
+def _found(saved: SavedRun) -> Iterator[str]:
+    """The words of a run's result, and what it set; of one that cannot be typed, its verdict, figures and notes."""
+    raw = saved.record.result
+    if saved.kind is RunKind.TUNE and raw is None:
+        gone = "cut off: its process is gone; what was measured is kept"
+        yield gone if saved.has_no_process else "goes on, or its end is not known"
+        return
+    try:
+        result = load_run(saved.path)
+        lines = result.summary().splitlines()
+        lines += _set_words(result) if isinstance(result, TuneResult) and not result.changes_nothing else ()
+    except LagomError:  # a verb without a typed result, another version's, or a folder with a file less
+        if not isinstance(raw, dict):
+            return
+        lines = [f"verdict: {words}"] if (words := verdict_words(raw)) else []
+        lines += [_figure_text(*figure) for figure in figures(raw)]
+        noted = [notes for key in ("notes", "warnings") if isinstance(notes := raw.get(key), list)]
+        lines += [f"note: {note}" for notes in noted for note in notes]
+    yield from (line for line in lines if not line.startswith("Written: "))
+
+
+def _set_words(result: TuneResult) -> Iterator[str]:
+    """What was found for each group, collectives of one setting together."""
+    for group, comms in result.configs.items():
+        alike: dict[str, list[str]] = {}
+        for name, config in comms.items():
+            alike.setdefault(config_text(config), []).append(name)
+        for text, names in alike.items():
+            yield f"found for {group}, {_short(names)}: {text}"
+
+
+def _circumstances(saved: SavedRun) -> Iterator[str]:
+    """What was asked for, when, where, with which versions; the folder's files."""
+    record = saved.record
+    asked = record.request if isinstance(record.request, dict) else {}
+    for key, value in asked.items():
+        if value is not None and value is not False and value != []:
+            yield f"asked: {key} = {value}"
+    if record.seed is not None and "seed" not in asked:
+        yield f"seed: {record.seed}"
+    yield f"date: {record.date}"
+    yield f"machine: {_pairs(record.machine) or 'not recorded'}"
+    yield f"versions: {_pairs(record.versions)}"
+    yield f"files: {', '.join(saved.files)}"
 
 
 def _typed(path: Path) -> str:
@@ -189,7 +238,17 @@ def _toml(path: Path) -> ShowResult:
         return _configs(path, raw)
     if "job" in raw:
         return _job(path)
-    raise JobError(f"{str(path)!r} is no file of ours: [job], [plan] or adopted is missing; give {_FORMS}")
+    if "num_layers" in raw:
+        return _model(path)
+    raise JobError(f"{str(path)!r} is no file of ours: [job], [plan], num_layers or adopted is missing; give {_FORMS}")
+
+
+def _model(path: Path) -> ShowResult:
+    model = load_model(str(path))
+    table = {field.name: getattr(model, field.name) for field in fields(model) if field.name != "name"}
+    said = [f"{model.num_params:,} parameters", *(f"{key} = {value}" for key, value in table.items() if value)]
+    follow = f"Next: lagom init {_typed(path)} --cluster h100_dgx --gpus 8    # any of lagom list clusters"
+    return ShowResult(path=path, what=f"a model file, {model.name!r}", said=tuple(said), next=follow)
 
 
 def _plan(path: Path, raw: Mapping[str, Any]) -> ShowResult:
@@ -225,13 +284,11 @@ def _configs(path: Path, raw: Mapping[str, object]) -> ShowResult:
         )
     except (msgspec.ValidationError, ValueError) as error:
         raise BundleError(f"{str(path)!r} is damaged: {in_words(str(error))}") from None
+    if not isinstance(raw["adopted"], bool):
+        raise BundleError(f"{str(path)!r} is damaged: adopted is {raw['adopted']!r}, must be true or false")
     adopted = "found faster by its verdict" if raw["adopted"] is True else "not adopted: the default stays"
-    return ShowResult(
-        path=path,
-        what=f"settings of a run of lagom tune, {adopted}",
-        said=said,
-        next=f"Next: lagom export {_typed(path.parent)} --format plugin",
-    )
+    follow = f"Next: lagom export {_typed(path.parent)} --format plugin" if (path.parent / RECORD).is_file() else ""
+    return ShowResult(path=path, what=f"settings of a run of lagom tune, {adopted}", said=said, next=follow)
 
 
 def _job(path: Path) -> ShowResult:
@@ -276,10 +333,13 @@ def _table(path: Path) -> ShowResult:
 
 
 def _capture(path: Path) -> ShowResult:
-    try:
-        step = read_capture(path)
-    except LagomError as error:
-        raise JobError(f"{error}; give {_FORMS}") from None
+    head = _head(path)
+    if b'"model_type"' in head:
+        follow = f"lagom init {_typed(path)} --cluster NAME --gpus N"
+        raise JobError(f"{str(path)!r} is a model's config.json: {follow}")
+    if CAPTURE_FORMAT.encode() not in head and head[:1] == b"{":
+        raise JobError(f"{str(path)!r} is no file that lagom writes; give {_FORMS}")
+    step = read_capture(path)
     iteration = step.iteration
     kinds = Counter(str(comm.collective.kind) for comm in iteration.comms)
     moved = Counter[str]()

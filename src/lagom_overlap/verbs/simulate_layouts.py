@@ -23,7 +23,7 @@ from lagom_overlap.jobfile.step import SEQ_LEN, JobStep, cluster_of, job_step, s
 from lagom_overlap.jobfile.variants import JobVariants, Values, job_toml
 from lagom_overlap.planners.layout_search import LayoutSearch, Outcome, SearchProgress
 from lagom_overlap.planners.layout_space import MICRO_BATCHES, NOT_TRIED, Keys, LayoutSpace
-from lagom_overlap.results.layouts import LayoutRow, LayoutsResult, RefusedVariant
+from lagom_overlap.results.layouts import BEST_FILE, LayoutRow, LayoutsResult, RefusedVariant
 from lagom_overlap.units import format_memory, format_seconds
 from lagom_overlap.verbs.simulate_what_if import spent
 from lagom_overlap.workload.models import TransformerModel, load_model
@@ -39,7 +39,6 @@ KEPT: Final = 10
 """Layouts that the ranking is certain of, if it ends by itself."""
 MOST_SIMULATED: Final = 200
 """About 20 s of CPU time for a model of 80 layers; rankings of small models end long before."""
-BEST_FILE: Final = "best.toml"
 _FILES: Final = ("run.json", "report.html", BEST_FILE)
 
 OnProgress = Callable[[SearchProgress], None]

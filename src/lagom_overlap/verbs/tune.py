@@ -12,7 +12,7 @@ from lagom_overlap.backends.base import Backend
 from lagom_overlap.errors import BackendError, BundleError
 from lagom_overlap.export.configs import configs_toml
 from lagom_overlap.interrupts import held_back
-from lagom_overlap.jobfile.describe import ONE_SIDED, OUT_OF_BUDGET
+from lagom_overlap.jobfile.describe import ENDED_BY_ITSELF, ONE_SIDED, OUT_OF_BUDGET
 from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunProcess, RunRecord
 from lagom_overlap.jobfile.whole_step import WholeStep
@@ -41,10 +41,14 @@ RUN_FILES: Final = ("configs.toml", "run.json", "report.html", "timeline.json")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Journaled:
-    """A run that was cut off, to go on with in its own folder: the lines of its journal, the header first."""
+    """A run that was cut off, to go on with in its own folder: the lines of its journal, the header first.
+
+    None: it was cut off before its first measurement. `is_whole`: all was measured, and only files of it are missing.
+    """
 
     folder: Path
     lines: tuple[str, ...]
+    is_whole: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,14 +199,14 @@ def _replayed(
         BundleError: if the journal is damaged, or of another job, machine, tuner or seed.
     """
     path = journaled.folder / "measurements.jsonl"
-    if not journaled.lines or _offered(parse_header(journaled.lines[0], f"{str(path)!r}")) != _offered(
-        parse_header(header, "this job")
-    ):
+    if not journaled.lines:
+        return ()
+    if _offered(parse_header(journaled.lines[0], f"{str(path)!r}")) != _offered(parse_header(header, "this job")):
         raise BundleError(f"{str(path)!r} cannot be resumed: the job, or what this machine offers for it, has changed")
     problems = tuple(backend.problem(group) for group in request.job.groups)
     kept = entries_from_json(journaled.lines[1:], problems, first_line=2)
     is_again = request.backend_name in AGAIN
-    if not is_again and kept and kept[-1].step.kind is StepKind.VERDICT:
+    if not is_again and not journaled.is_whole and kept and kept[-1].step.kind is StepKind.VERDICT:
         last = kept[-1].step.round
         whole = [entry for entry in kept if entry.step.kind is StepKind.SEARCH or entry.step.round != last]
         same = [entry for entry in kept if entry not in whole]
@@ -224,7 +228,12 @@ def _offered(header: BundleHeader) -> object:
 
 def _notes(request: TuneRequest, run: Run) -> tuple[str, ...]:
     notes = _backend_notes(request, run.backend)
-    return (*notes, OUT_OF_BUDGET) if run.out_of_budget else notes
+    if run.out_of_budget:
+        return (*notes, OUT_OF_BUDGET)
+    asked, done = request.job.spec.tune.budget.measurements, run.study.num_measurements
+    if asked is None or run.interrupted or done >= asked:
+        return notes
+    return (*notes, ENDED_BY_ITSELF.format(tuner=request.tuner_name, done=done, asked=asked))
 
 
 def _write(

@@ -1,11 +1,15 @@
 """`lagom watch RUN`: where a run is that goes on, from what it has left so far; the job itself is not touched."""
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
+import msgspec
+
+from lagom_overlap.collective import CommConfig
 from lagom_overlap.errors import JobError
 from lagom_overlap.jobfile.run_folder import RUNS_FOLDER, RunFolder, RunKind, SavedRun, list_runs
 from lagom_overlap.report.tune.words import config_text
@@ -24,7 +28,8 @@ _FOLLOWED: Final = (RunKind.TUNE, RunKind.RUN)
 class GroupStand:
     """What was tried of one group of collectives so far: the first makespan, which is the default's, and the smallest.
 
-    `metric_h` is Lagom's H of the latest trial that told it, by collective.
+    Once the run has chosen (`is_final`), `best` is what it chose: of settings that are as fast within the noise a tuner
+    takes the cheapest. `metric_h` is Lagom's H of the latest trial that told it, by collective.
     """
 
     group: str
@@ -33,14 +38,16 @@ class GroupStand:
     best_s: float | None
     best: str
     metric_h: dict[str, float]
+    is_final: bool = False
 
     def line(self) -> str:
         """All of it on one line."""
         if self.default_s is None or self.best_s is None:
             return f"{self.group}: {self.num_tried} tried, none ran"
         metric = "; H " + ", ".join(f"{name} {value:.3g}" for name, value in self.metric_h.items())
+        word = "chosen" if self.is_final else "best"
         return (
-            f"{self.group}: {self.num_tried} tried, first {format_seconds(self.default_s)}, best "
+            f"{self.group}: {self.num_tried} tried, first {format_seconds(self.default_s)}, {word} "
             f"{format_seconds(self.best_s)} ({self.best}){metric if self.metric_h else ''}"
         )
 
@@ -65,16 +72,16 @@ class Watched:
 
 
 def run_to_watch(path: Path | None) -> Path:
-    """The run folder that was named, or the latest below `lagom-runs`.
+    """The run folder that was named, or the latest here or in `lagom-runs`.
 
     Raises:
         JobError: if there is none.
     """
     if path is not None:
         return path
-    runs = [run for run in list_runs(Path(RUNS_FOLDER)) if run.kind in _FOLLOWED]
+    runs = [run for run in list_runs(Path()) if run.kind in _FOLLOWED]
     if not runs:
-        raise JobError(f"no run of lagom tune or lagom run below {RUNS_FOLDER}; name a run folder")
+        raise JobError(f"no run of lagom tune or lagom run in this folder or in {RUNS_FOLDER}; name a run folder")
     return runs[0].path
 
 
@@ -91,7 +98,7 @@ def look(path: Path) -> Watched:
     if saved.kind is RunKind.TUNE:
         return _search(saved)
     raise JobError(
-        f"{str(path)!r} is a run of lagom {saved.kind}, which wrote it when it had ended: "
+        f"{str(path)!r} is a run of lagom {saved.kind.words}, which wrote it when it had ended: "
         f"lagom show {shlex.quote(str(path))}"
     )
 
@@ -110,11 +117,24 @@ def _search(saved: SavedRun) -> Watched:
     name, result = shlex.quote(str(saved.path)), saved.record.result
     if isinstance(result, dict):
         now = "interrupted" if result.get("interrupted") else "ended"
-        follow = f"lagom resume {name}" if result.get("interrupted") else f"lagom show {name}, or lagom open {name}"
+        follow = (
+            f"lagom resume {name}" if result.get("interrupted") else f"lagom show {name}    # or: lagom open {name}"
+        )
         ending = (f"result: {verdict_words(result) or 'no verdict was reached'}", f"next: {follow}")
     elif saved.has_no_process:
         ending = _cut_off(saved, f"lagom resume {name}")
-    return Watched(what=f"lagom tune of {spec.job.name!r}", now=now, groups=tuple(_stands(tried)), ending=ending)
+    return Watched(
+        what=f"lagom tune of {spec.job.name!r}", now=now, groups=tuple(_stands(tried, _chosen(result))), ending=ending
+    )
+
+
+def _chosen(result: object) -> Mapping[str, Mapping[str, CommConfig]]:
+    """What the run chose, by group and collective; empty before it has."""
+    raw = result.get("configs") if isinstance(result, dict) and not result.get("interrupted") else None
+    try:
+        return msgspec.convert(raw or {}, dict[str, dict[str, CommConfig]])
+    except (msgspec.ValidationError, ValueError):
+        return {}
 
 
 def _counted(number: int) -> str:
@@ -156,7 +176,9 @@ def _steps(saved: SavedRun) -> int | None:
     return None
 
 
-def _stands(tried: Iterable[Tried]) -> Iterable[GroupStand]:
+def _stands(
+    tried: Iterable[Tried], chosen: Mapping[str, Mapping[str, CommConfig]] = MappingProxyType({})
+) -> Iterable[GroupStand]:
     """By group: only the search's trials count, and a number may fail."""
     groups: dict[str, list[Tried]] = {}
     for row in tried:
@@ -164,7 +186,8 @@ def _stands(tried: Iterable[Tried]) -> Iterable[GroupStand]:
             groups.setdefault(row.group, []).append(row)
     for name, rows in groups.items():
         ran = [row for row in rows if row.makespan_s is not None and row.failure is None]
-        best = min(ran, key=lambda row: row.makespan_s or 0.0, default=None)
+        as_chosen = [row for row in ran if row.configs == chosen.get(name)]
+        best = min(as_chosen or ran, key=lambda row: row.makespan_s or 0.0, default=None)
         metric = next((row.metric_h for row in reversed(rows) if row.metric_h), {})
         configs = {} if best is None else best.configs
         words = sorted({config_text(config) for config in configs.values()})
@@ -175,4 +198,5 @@ def _stands(tried: Iterable[Tried]) -> Iterable[GroupStand]:
             best_s=None if best is None else best.makespan_s,
             best=words[0] if len(words) == 1 else f"{len(words)} settings",
             metric_h=dict(metric),
+            is_final=bool(as_chosen),
         )

@@ -1,15 +1,18 @@
 """The analysis in words and cells; the same in the page and in the terminal."""
 
+import re
 from collections import Counter
 
+from lagom_overlap.analysis.advice import Advice
 from lagom_overlap.analysis.collectives import CollectiveKey
 from lagom_overlap.analysis.contention import MIN_PROOF, Contention
 from lagom_overlap.analysis.hta import HtaFigures
 from lagom_overlap.analysis.measures import Measures
 from lagom_overlap.analysis.parts import GROUP, PHASE
 from lagom_overlap.results.analyze import AnalyzeResult
+from lagom_overlap.sim.what_if import COPY_ENGINES, AskedChange, GainEstimate
 from lagom_overlap.trace.gpu_trace import NS_PER_S, KnobReach
-from lagom_overlap.units import GB_PER_S, US, format_bytes, format_seconds
+from lagom_overlap.units import GB_PER_S, US, format_bytes, format_percent, format_seconds
 
 _NONE = "–"
 _LEAST_GB_PER_S = 0.1
@@ -311,6 +314,24 @@ def contention_cells(result: AnalyzeResult, only: str | None = None) -> list[tup
 def advice_texts(result: AnalyzeResult) -> list[tuple[str, str, str, str]]:
     """(gain, what, evidence, line) of every piece of advice."""
     return [
-        (f"up to {format_seconds(held.predicted_gain_s)} per step", held.what, held.evidence, held.apply)
+        (
+            f"up to {format_seconds(held.predicted_gain_s)} per step{_predicted(result, held)}",
+            held.what,
+            held.evidence,
+            held.apply,
+        )
         for held in result.advice
     ]
+
+
+def _predicted(result: AnalyzeResult, held: Advice) -> str:
+    """What the model predicts of the same change where that is no gain: the trace alone gives a bound, no more."""
+    change, of_all = COPY_ENGINES.change, ""
+    if (channels := re.search(r" (\d+) channels?:", held.what)) is not None:
+        change, of_all = AskedChange.channels(int(channels[1])).change, " for all collectives"
+    elif held.rule != "copy_engine_all_gather":
+        return ""
+    answer = next((answer for answer in result.what_ifs if answer.change == change), None)
+    if answer is None or answer.verdict is GainEstimate.GAIN:
+        return ""
+    return f"; predicted{of_all}: {format_percent(answer.share, signed=True)} of the step"

@@ -1,5 +1,7 @@
 """The verdict in words that a colleague understands; the same words in the page and in the terminal."""
 
+from typing import Final
+
 from lagom_overlap.collective import CommConfig, launch_of
 from lagom_overlap.results.tune import ENGINE_DEFAULT, EngineShare, PredictedGain, TuneResult
 from lagom_overlap.tuners.problem import Assignment, GroupProblem, Measurement
@@ -185,39 +187,40 @@ def _upper(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def next_commands(result: TuneResult) -> tuple[str, ...]:
-    """What to type next, a command a line; RUN is the run's folder, COMMAND what starts the training job."""
-    if not next_step(result):
-        return () if result.backend == "gloo" else ("lagom run --online -- COMMAND    # searches in the job itself",)
-    lines = ["lagom run --online -- COMMAND    # finds and proves settings in the job itself"]
-    if result.num_stages <= 1 and result.backend != "gloo":
-        unproven = ", unproven" if result.is_simulated else ""
-        lines.append(f"lagom run --config RUN -- COMMAND    # starts the job with these settings{unproven}")
-    return (*lines, "# to undo: start the job without lagom run")
+UNDO: Final = "# to undo: start the job without lagom run"
+_FINDS: Final = "lagom run --online -- COMMAND    # finds and proves settings in the job itself"
 
 
-def next_step(result: TuneResult, folder: str = "RUN") -> str:
-    """How what was found is used and undone; empty where there is nothing to use. `folder` is the run's."""
+def next_commands(result: TuneResult, folder: str = "RUN") -> tuple[str, ...]:
+    """What to type next, a command a line, first the one that is advised; `UNDO` behind those that set something.
+
+    `folder` is the run's, as a shell takes it; COMMAND is what starts the training job.
+    """
+    if result.interrupted:
+        return (f"lagom resume {folder}    # goes on where this ended",)
     if result.is_prediction and (result.changes_nothing or not (result.predicted and result.predicted.is_beyond_error)):
-        return "Next: lagom run --online -- COMMAND, which measures in the job itself what a trace cannot tell."
-    if result.verdict is None or not result.verdict.adopted or result.changes_nothing:
-        return ""
-    if result.step_s is not None and result.tuned_step_s is not None and result.tuned_step_s >= result.step_s:
-        return ""  # the whole step gains nothing
-    proves = "lagom run --online -- COMMAND finds and proves settings in the job itself"
-    if result.num_stages > 1:  # a file of settings holds one rank's calls, and the stages' differ
-        return f"To prove it on the machine: {proves}. To undo it: start the job without lagom run."
+        return ("lagom run --online -- COMMAND    # measures in the job itself what a trace cannot tell",)
+    if not is_of_use(result):
+        return ("lagom run --online -- COMMAND    # tries settings in the job itself; nothing is to be set here",)
+    if (
+        result.num_stages > 1 or result.backend == "gloo"
+    ):  # a file of settings holds one rank's calls, and stages differ
+        return (_FINDS,)
     if result.is_prediction:
-        return f"Next: lagom run --prove {folder} -- COMMAND, which judges it in the job itself."
+        return (f"lagom run --prove {folder} -- COMMAND    # judges it in the job itself",)
+    unproven = ", unproven" if result.is_simulated else ""
+    sets = f"lagom run --config {folder} -- COMMAND    # starts the job with these settings{unproven}"
     if result.is_simulated:
-        sets = f"lagom run --config {folder} -- COMMAND sets these unproven"
-        return f"To prove it on the machine: {proves}; {sets}. To undo either: start the job without lagom run."
-    if result.backend == "gloo":
-        return f"This holds for the calls of this job file. Of a training job on gloo: {proves}."
-    if result.backend == "nccl":
-        sets = f"lagom run --config {folder} -- COMMAND; lagom export {folder} writes it for NCCL or Megatron-LM"
-        return f"To use it: {sets}. To undo it: start the job without lagom run."
-    return ""
+        return (_FINDS, sets, UNDO)
+    return (sets, f"lagom export {folder} --format plugin    # writes them for NCCL; other forms: --help", UNDO)
+
+
+def is_of_use(result: TuneResult) -> bool:
+    """Whether something was found that is worth setting or proving."""
+    if result.verdict is None or not result.verdict.adopted or result.changes_nothing:
+        return False
+    # What the groups gain, the whole step may not.
+    return result.step_s is None or result.tuned_step_s is None or result.tuned_step_s < result.step_s
 
 
 def share_sentence(result: TuneResult) -> str:
