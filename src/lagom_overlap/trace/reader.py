@@ -48,7 +48,7 @@ _FOREIGN_MARKS: Final = (
     ),
 )
 """Formats that other tools write: how they are known, and the nearest way."""
-_ZIPPED: Final = frozenset({".gz", ".tgz"})
+_ZIPPED: Final = frozenset({".gz", ".tgz", ".zip"})
 _PACKED: Final = 12
 """Kineto's JSON is about this many times its gzip."""
 _MARKS: Final = tuple(
@@ -106,7 +106,8 @@ def _read_stream(stream: ByteStream, options: ReadOptions) -> tuple[GpuTrace, ..
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise TraceError(f"{stream.name}: is text in UTF-16, as PowerShell writes; save it as UTF-8")
     if first not in (b"{", b"["):
-        raise TraceError(f"{stream.name}: is not a trace: JSON is expected, it starts with {first!r}")
+        what = f"it starts with {first!r}" if first or not stream.was_cut else "nothing of it can be unpacked"
+        raise TraceError(f"{stream.name}: is not a trace: JSON is expected, {what}")
     if first == b"[":
         return read_kineto(stream, data, options.pattern, as_recorded=options.as_recorded)
     which = _which(data)
