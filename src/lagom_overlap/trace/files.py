@@ -114,7 +114,7 @@ class _Gunzip(io.RawIOBase):
     Unlike gzip's own reader it gives out all there is of a cut file before it raises `EOFError`.
     """
 
-    def __init__(self, packed: IO[bytes]) -> None:
+    def __init__(self, packed: _Source) -> None:
         self._packed = packed
         self._inflate = zlib.decompressobj(wbits=_GZIP_BITS)
         self._ready = b""

@@ -40,6 +40,9 @@ class NoGpuEventError(TraceError):
     """A trace of the CPU alone."""
 
 
+_FEW_AT_END: Final = 2
+_MANY_AT_END: Final = 0.1
+"""Of all launches: as many as make a step torn (`analysis.findings`)."""
 _NO_DESCRIPTION: Final = ("", "undefined", "None")
 
 
@@ -165,13 +168,16 @@ def _num_gpus(properties: Any) -> int:
 def _lost_launches(held: KinetoEvents) -> tuple[tuple[int, ...], int]:
     """(times of launches of kernels that are not in the file, launches of kernels in all).
 
-    What was launched after the last kernel began may not have run before the profiler stopped.
+    What was launched after the last kernel began may not have run before the profiler stopped. PyTorch's waits for the
+    GPU first, so where that is much of all launches it was lost, or cut off in the middle of a step, which is as bad.
     """
     launches = np.unique(np.frombuffer(held.kernel_launches, dtype=np.int64))
     seen = held.columns.column("correlation")
     at_ns = launches_of(launches, held.call_correlation, held.call_ns)
     last_ns = int(held.columns.column("start_ns").max()) if len(seen) else 0
-    lost = ~np.isin(launches, seen) & (at_ns < last_ns)
+    lost = ~np.isin(launches, seen) & (at_ns != NO_TIME)
+    if np.count_nonzero(lost & (at_ns >= last_ns)) <= max(_FEW_AT_END, _MANY_AT_END * len(launches)):
+        lost &= at_ns < last_ns
     return tuple(np.sort(at_ns[lost]).tolist()), len(launches)
 
 
