@@ -63,6 +63,13 @@ def test_a_folder_gives_its_traces_and_nothing_else(tmp_path):
     assert [path.name for path in trace_paths(tmp_path)] == ["a.json.gz", "b.json"]
 
 
+def test_of_a_run_s_folder_the_traces_are_meant(tmp_path):
+    (tmp_path / "traces").mkdir()
+    for name in ("run.json", "events.0.jsonl", "traces/rank0.json.gz"):
+        (tmp_path / name).write_bytes(b"{}")
+    assert trace_paths(tmp_path) == (tmp_path / "traces" / "rank0.json.gz",)
+
+
 def test_a_folder_whose_folders_hold_traces_names_one_of_them(tmp_path):
     (tmp_path / "profile_trace" / "iteration_10").mkdir(parents=True)
     (tmp_path / "profile_trace" / "iteration_10" / "rank0_trace.json").write_bytes(one_kernel())

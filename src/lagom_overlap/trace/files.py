@@ -254,6 +254,8 @@ def trace_paths(path: Path) -> tuple[Path, ...]:
                 f"lagom tune {path} tunes its collectives"
             )
         return (path,)
+    if (path / "run.json").is_file() and (path / "traces").is_dir():
+        path /= "traces"  # of a run of ours, whose other files are named like traces
     found = tuple(sorted(p for p in path.iterdir() if p.is_file() and _is_named_like_a_trace(p.name)))
     if not found:
         below = _folder_below(path)
