@@ -48,7 +48,8 @@ def test_a_gemm_of_whole_waves_loses_the_sms_that_channels_hold():
     assert cluster is not None
     model = ContentionModel(cluster, load_profile("plausible"))
     key = KernelKey("gemm_128x128", (1056, 1, 1), (64, 1, 1))
-    found = slowdown_during(key, 100 * US, findings.rows[0], model)
+    row = findings.rows[0]
+    found = slowdown_during(key, 100 * US, model, key=row.key, kind=row.kind, comm_ns=row.median_ns)
     assert 1.15 < found < 10 / 8 + 0.1
     filled = fill_in(findings)
     assert (filled.num_runs, filled.run_ns, filled.left_ns) == (1, 100 * US, 0)

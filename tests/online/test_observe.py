@@ -14,9 +14,11 @@ from lagom_overlap.online.observe import (
     Sampler,
     SeenCall,
     Shares,
+    conclusion,
     knobs_of,
     report_lines,
 )
+from lagom_overlap.units import MIB
 
 AG, AR, A2A, SEND = (
     CollectiveKind.ALL_GATHER,
@@ -61,6 +63,20 @@ def test_the_report_names_kinds_shares_and_ways():
     assert "NCCL 2.31.2: 4.00 ms of collectives per step (1 steps sampled): all_gather 75 %, all_to_all 25 %" in text
     assert "75.0 %  by the plugin route, lower only (below NCCL's own choice" in text
     assert "nothing can be said" in report_lines(Shares(None))[0]
+
+
+def test_what_is_only_said_to_be_reached_is_not_recommended():
+    """Online tuning leaves calls below 1 MiB alone, so a job that makes no others is not sent there."""
+    shares = Shares(None)
+    shares.add_step([SeenCall(AG, 0.003, num_bytes=MIB - 1), SeenCall(AR, 0.001, num_bytes=4)])
+    assert set(shares.ratios().values()) == {0.0}
+    assert "100 % of the time is of calls below 1 MiB, which are left alone" in report_lines(shares)[-1]
+    told = conclusion(shares, "", "torchrun train.py", trace="seen/traces")
+    assert told.found.endswith("nothing of it can be set")
+    assert told.why == "calls below 1 MiB are left alone, and 100 % of the time is of such"
+    assert told.next_line == "lagom analyze seen/traces"
+    shares.add_step([SeenCall(AG, 0.004, num_bytes=MIB)])
+    assert conclusion(shares, "", "torchrun train.py").next_line == "lagom run --online -- torchrun train.py"
 
 
 @dataclass

@@ -96,6 +96,29 @@ def test_steps_whose_kernels_the_profiler_dropped_are_left_out_with_a_line(tmp_p
     assert any("step 1 and what ran before are left out" in text for text in found.warnings)
 
 
+def test_so_are_last_steps_whose_kernels_are_missing(tmp_path):
+    # 16 kernels of 30: the second step has six of ten, the third none.
+    file = steps_of(KinetoFile(), 3, 1000)
+    for n in range(30):
+        file.kernel(GEMM, 10 + 100 * n, 75, launch=5 + 100 * n)
+    kernels = [event for event in file.events if event["cat"] == "kernel"]
+    file.events = [event for event in file.events if event not in kernels[16:]]
+    found = analyse(read_traces([file.write(tmp_path / "t.json")]))
+    assert [(step.number, step.measures.span_ns) for step in found.ranks[0].steps] == [(0, 975_000)]
+    assert any("14 of 30 kernel launches have no GPU event, in steps 1, 2" in text for text in found.warnings)
+    assert any("step 1 and what ran after are left out" in text for text in found.warnings)
+
+
+def test_a_kernel_without_a_time_is_dropped_where_times_count_from_the_profiler_s_start(tmp_path):
+    file = KinetoFile()
+    file.nccl("AllReduce_Sum_f32_RING_LL", 0, 0, op="allreduce", nelems=1024, launch=None)
+    for n in range(2):
+        file.nccl("AllReduce_Sum_f32_RING_LL", 1000 + 100 * n, 50, op="allreduce", nelems=1024)
+    found = analyse(read_traces([file.write(tmp_path / "t.json")]))
+    assert [(row.count, row.total_ns) for row in found.rows] == [(2, 100_000)]
+    assert any("1 GPU event with a time of 0" in text for text in found.warnings)
+
+
 def test_launches_after_the_last_kernel_and_other_calls_are_not_missed(tmp_path):
     file = KinetoFile()
     file.kernel(GEMM, 10, 75)

@@ -3,9 +3,10 @@ import io
 import json
 import os
 import pickle
+import zipfile
 
 import pytest
-from kineto_traces import KinetoFile, tar_gz
+from kineto_traces import KinetoFile, tar_gz, zipped
 
 from lagom_overlap.errors import TraceError
 from lagom_overlap.trace.files import ByteStream, Limits, open_streams, trace_paths
@@ -28,6 +29,9 @@ def one_kernel() -> bytes:
         ("t.json.gz", gzip.compress),
         ("t.tar.gz", lambda data: tar_gz({"x/w0.json": data})),
         ("t.tar.gz", lambda data: tar_gz({"x/w0.json.gz": gzip.compress(data), "x/readme.txt": b"no"})),
+        ("t.zip", lambda data: zipped({"x/w0.json": data, "x/": b"", "__MACOSX/x/._w0.json": b"no"})),
+        ("t.zip", lambda data: zipped({"x/w0.json.gz": gzip.compress(data), "x/readme.txt": b"no"})),
+        ("any name", lambda data: zipped({"../../w0.json": data})),  # a name in an archive is no path
         ("any name", gzip.compress),
     ],
 )
@@ -59,6 +63,20 @@ def test_a_folder_gives_its_traces_and_nothing_else(tmp_path):
     assert [path.name for path in trace_paths(tmp_path)] == ["a.json.gz", "b.json"]
 
 
+def test_of_a_run_s_folder_the_traces_are_meant(tmp_path):
+    (tmp_path / "traces").mkdir()
+    for name in ("run.json", "events.0.jsonl", "traces/rank0.json.gz"):
+        (tmp_path / name).write_bytes(b"{}")
+    assert trace_paths(tmp_path) == (tmp_path / "traces" / "rank0.json.gz",)
+
+
+def test_a_folder_whose_folders_hold_traces_names_one_of_them(tmp_path):
+    (tmp_path / "profile_trace" / "iteration_10").mkdir(parents=True)
+    (tmp_path / "profile_trace" / "iteration_10" / "rank0_trace.json").write_bytes(one_kernel())
+    with pytest.raises(TraceError, match=r"holds no trace, '.*profile_trace/iteration_10' does"):
+        trace_paths(tmp_path)
+
+
 def test_a_gzip_file_cut_in_the_middle_is_read_as_far_as_it_goes(tmp_path):
     packed = gzip.compress(one_kernel())
     path = tmp_path / "t.json.gz"
@@ -85,6 +103,49 @@ def test_a_bomb_inside_a_tar_is_refused_too(tmp_path):
         read_traces([path], SMALL)
 
 
+def test_zip_bombs_are_refused_each_alone_and_all_together(tmp_path):
+    path = tmp_path / "bomb.zip"
+    path.write_bytes(zipped({"a.json": b"[" + b" " * (1 << 22)}))
+    with pytest.raises(TraceError, match="refused"):
+        read_traces([path], SMALL)
+    many = {f"{n}.json": b'{"traceEvents": [' + b" " * 60_000 for n in range(5)}  # each below the limit of 64 KiB
+    path.write_bytes(zipped(many))
+    unread = []
+    with pytest.raises(TraceError):
+        read_traces([path], SMALL, unread=unread)
+    with open_streams(path, SMALL.limits) as streams, pytest.raises(TraceError, match="refused"):
+        [stream.read(1 << 20) for stream in streams]
+    path.write_bytes(zipped({f"{n}.txt": b"" for n in range(9)}))
+    with pytest.raises(TraceError, match="more than 5 files"):
+        read_traces([path], SMALL)
+
+
+def test_one_damaged_member_of_a_zip_does_not_take_the_others_down(tmp_path):
+    good, whole = one_kernel(), gzip.compress(one_kernel())
+    bad = whole[: len(whole) // 2] + b"\xff" * 30
+    path = tmp_path / "t.zip"
+    path.write_bytes(zipped({"rank0.json": good, "rank1.json.gz": bad, "rank2.json": good}))
+    unread = []
+    assert [trace.file for trace in read_traces([path], unread=unread)] == ["t.zip:rank0.json", "t.zip:rank2.json"]
+    assert len(unread) == 1
+    assert unread[0].startswith("t.zip:rank1.json.gz: cannot be unpacked")
+    packed = zipped({"rank0.json": good, "rank1.json": good}, zipfile.ZIP_STORED)
+    at = packed.rindex(b'"dur": 5')
+    path.write_bytes(packed[:at] + b"X" + packed[at + 1 :])  # the checksum no longer fits
+    unread = []
+    assert [trace.file for trace in read_traces([path], unread=unread)] == ["t.zip:rank0.json"]
+    assert "Bad CRC-32 for file 'rank1.json'" in unread[0]
+
+
+def test_an_encrypted_zip_is_told_in_one_line_without_the_folders_in_it(tmp_path):
+    packed = bytearray(zipped({"secret/t.json": one_kernel()}))
+    for magic, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        packed[packed.index(magic) + flags] |= 1
+    (tmp_path / "t.zip").write_bytes(packed)
+    with pytest.raises(TraceError, match=r"^t.zip:t.json: is encrypted; unpack it yourself$"):
+        read_traces([tmp_path / "t.zip"])
+
+
 def test_a_tar_of_too_many_files_is_refused(tmp_path):
     path = tmp_path / "many.tar.gz"
     path.write_bytes(tar_gz({f"{n}.txt": b"" for n in range(9)}))
@@ -102,7 +163,7 @@ class _Explodes:
     [
         (b"", "is empty"),
         (b"  \n ", "is empty"),
-        (b"PK\x03\x04zip", "zip archive"),
+        (b"PK\x03\x04zip", "damaged zip archive, or a part of one"),
         (pickle.dumps(_Explodes()), "refused, this pickle is no flight recorder dump"),
         (b"hello", "is not a trace"),
         (

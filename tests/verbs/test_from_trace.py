@@ -13,7 +13,9 @@ import tomli_w
 sys.path.insert(0, str(Path(__file__).parents[1] / "trace"))
 from kineto_traces import KinetoFile
 
+from lagom_overlap.analysis import trace_fit
 from lagom_overlap.analysis.groups import KernelKey
+from lagom_overlap.analysis.kernel_class import kernel_class
 from lagom_overlap.analysis.modelled_kernel import modelled_kernel
 from lagom_overlap.analysis.trace_gpu import nearest_cluster
 from lagom_overlap.backends.traced import only
@@ -148,7 +150,7 @@ def test_the_run_folder_keeps_the_fit(traced, tmp_path, capsys):
     kept = json.loads((tmp_path / "run" / "run.json").read_text())
     assert kept["result"] == printed
     assert kept["from_trace"]["traces"] == ["rank0.json.gz"]
-    assert {held["name"] for held in kept["from_trace"]["fit"]} >= {"intra.bytes_per_s", "amplification"}
+    assert {held["name"] for held in kept["from_trace"]["fit"]} >= {"intra.bytes_per_s", "slowdown.gemm"}
     assert {path.name for path in (tmp_path / "run").iterdir()} == {
         "run.json", "configs.toml", "report.html", "timeline.json", "measurements.jsonl",
     }  # fmt: skip
@@ -231,7 +233,7 @@ def test_a_step_that_the_model_does_not_reproduce_is_not_predicted(tmp_path, cap
     path.write_text(json.dumps(content))
     assert main(["tune", "--from-trace", str(path)]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("lagom tune: this trace cannot be modelled, because the fitted model is ")
+    assert error.startswith("lagom tune: this trace cannot be modelled, because on ")
     assert "all_gather 256 MiB" in error
     assert error.endswith("measure instead: lagom run --online -- COMMAND\n")
 
@@ -246,6 +248,93 @@ def test_the_gain_has_the_model_s_own_error_as_its_interval(traced, tmp_path):
     assert gain.num_held_out >= 2
     assert gain.step_s == pytest.approx(0.016, rel=0.01), "four steps of 20 ms, of which the last ends with its kernels"
     assert f"{100 * low:.1f} % to {100 * high:.1f} %" in found.summary()
+
+
+COPY = KernelKey("vectorized_elementwise_kernel", (132 * 8, 1, 1), (512, 1, 1))
+SLOWED = {"gemm": 4.0, "elementwise": 0.4}
+SLOWER_SCATTER = 1.5
+"""Of the world in which `two_classes` ran: what the model says of contention is wrong by these factors."""
+
+
+def two_classes(path, *, num_steps=4, late=1.0):
+    """Steps with a gather over products and a scatter over element-wise kernels, each of which also runs alone.
+
+    From the middle of the trace on they take `late` times as long.
+    """
+    model = replace(truth(), collective_scales=((CollectiveKind.REDUCE_SCATTER, SLOWER_SCATTER),))
+    file = KinetoFile(distributedInfo={"rank": 0, "world_size": 8})
+    end = 0.0
+    for step in range(num_steps):
+        factor = late if step >= num_steps // 2 else 1.0
+        begin = end
+        launch, at = begin + 50, begin + 100
+        for key, kind in ((GEMM, CollectiveKind.ALL_GATHER), (COPY, CollectiveKind.REDUCE_SCATTER)):
+            name = kernel_class(key.name).value
+            work = modelled_kernel(key, 250_000, model.cluster.gpu, model.profile)
+            work = replace(work, slowdown_scale=SLOWED[name])
+            group = OverlapGroup(
+                name=name,
+                computations=tuple(CompOp(name=f"k{i}", work=work) for i in range(NUM_KERNELS)),
+                comms=(CommOp(name=kind.value, collective=Collective(kind, 256 * MIB, 8)),),
+            )
+            spans = GroupSimulator(group, model).timeline((default_config(model, group),)).spans
+            for span in spans:
+                start, length = at + factor * span.start_s / US, factor * (span.end_s - span.start_s) / US
+                if span.kind == "comp":
+                    file.kernel(key.name, start, length, launch=launch, grid=list(key.grid), block=list(key.block))
+                else:
+                    nccl, op = NCCL_NAMES[kind]
+                    file.nccl(nccl, start, length, op=op, launch=launch, nelems=128 * MIB, grid=[CHANNELS, 1, 1])
+            at += factor * max(span.end_s for span in spans) / US + 5
+            for _ in range(2):
+                file.kernel(key.name, at, 250, launch=launch, grid=list(key.grid), block=list(key.block))
+                at += 251
+            # Nothing hides this one, and the next group waits for it.
+            file.nccl("AllReduce_Sum_f32_RING_LL", at, 30, op="allreduce", launch=launch, nelems=1024, grid=[1, 1, 1])
+            at += 35
+        end = at
+        file.step(step, begin, end - begin)
+    return file.write(path)
+
+
+NCCL_NAMES = {
+    CollectiveKind.ALL_GATHER: ("AllGather_RING_SIMPLE", "_allgather_base"),
+    CollectiveKind.REDUCE_SCATTER: ("ReduceScatter_Sum_bf16_RING_SIMPLE", "_reduce_scatter_base"),
+}
+
+
+def test_what_contention_costs_each_class_and_each_kind_is_found_in_the_trace(tmp_path, monkeypatch):
+    path = two_classes(tmp_path / "t.json")
+    job = predicted_job(FromTraceRequest(traces=(path,)))
+    fitted = {held.name: held.value for held in job.trace_record.fit}
+    assert {name: fitted[f"slowdown.{name}"] for name in SLOWED} == pytest.approx(SLOWED, rel=0.1)
+    relative = fitted.get("time.reduce_scatter") or 1 / fitted["time.all_gather"]
+    assert relative == pytest.approx(SLOWER_SCATTER, rel=0.05)
+    assert job.fit_errors.share < 0.005
+    assert job.fit_errors.num_seen == 0
+    # A model that knows no such factors is wrong about this world, and is found to be.
+    monkeypatch.setattr(trace_fit, "_scales", lambda traced: [])
+    with pytest.raises(TraceError, match="this trace cannot be modelled"):
+        predicted_job(FromTraceRequest(traces=(path,)))
+
+
+def test_a_trace_whose_later_steps_run_otherwise_is_refused_or_says_so_in_its_interval(tmp_path):
+    # Every second step is in each half, so the halves agree with each other; the earlier and later steps do not.
+    with pytest.raises(TraceError, match="as its later steps differ from its earlier ones"):
+        predicted_job(FromTraceRequest(traces=(two_classes(tmp_path / "t.json", num_steps=8, late=1.3),)))
+    errors = predicted_job(
+        FromTraceRequest(traces=(two_classes(tmp_path / "u.json", num_steps=8, late=1.04),))
+    ).fit_errors
+    for name, error_s in errors.error_s.items():
+        assert error_s >= 0.03 * 3e-3, name  # twelve kernels of 250 us and more are 3 ms and more
+
+
+def test_of_a_trace_in_which_nothing_comes_twice_no_interval_is_claimed(tmp_path):
+    path = written(tmp_path / "t.json", truth(), true_group(truth()), num_steps=1)
+    found = run_tune(TuneRequest(job=predicted_job(FromTraceRequest(traces=(path,))), out=tmp_path / "run"))
+    assert found.predicted.limits is None
+    assert "without an interval" in found.summary()
+    assert any("no group ran twice" in note for note in found.notes)
 
 
 def test_a_gain_below_the_model_s_error_recommends_nothing(traced, tmp_path):

@@ -2,10 +2,10 @@
 
 from typing import Final
 
-from lagom_overlap.analysis.collectives import CollectiveRow
+from lagom_overlap.analysis.collectives import CollectiveKey
 from lagom_overlap.analysis.groups import KernelKey
 from lagom_overlap.analysis.modelled_kernel import modelled_kernel
-from lagom_overlap.collective import Collective
+from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.cost.contention import l2_miss_share, traffic_bytes_per_s
 from lagom_overlap.hardware import Cluster
@@ -21,15 +21,23 @@ def model_of(cluster: Cluster, profile: str) -> ContentionModel:
     return ContentionModel(cluster, load_profile(profile))
 
 
-def slowdown_during(kernel: KernelKey, alone_ns: float, row: CollectiveRow, model: ContentionModel) -> float:
-    """r: the kernel's time during the collective over its time alone, at least 1."""
-    key, profile, gpu = row.key, model.profile, model.cluster.gpu
+def slowdown_during(
+    kernel: KernelKey,
+    alone_ns: float,
+    model: ContentionModel,
+    *,
+    key: CollectiveKey,
+    kind: CollectiveKind | None,
+    comm_ns: float,
+) -> float:
+    """r: the kernel's time during a collective of `comm_ns` over its time alone, at least 1."""
+    profile, gpu = model.profile, model.cluster.gpu
     modelled = modelled_kernel(kernel, alone_ns, gpu, profile)
     channels = min(key.num_channels, gpu.num_sms - 1)
     fifo_bytes = float(channels * _FIFO_BYTES)
     rate = 0.0
-    if row.kind is not None and key.num_bytes > 0 and key.num_ranks > 1 and row.median_ns > 0:
-        rate = Collective(row.kind, key.num_bytes, key.num_ranks).wire_bytes * NS_PER_S / row.median_ns
+    if kind is not None and key.num_bytes > 0 and key.num_ranks > 1 and comm_ns > 0:
+        rate = Collective(kind, key.num_bytes, key.num_ranks).wire_bytes * NS_PER_S / comm_ns
     traffic = traffic_bytes_per_s(
         rate,
         profile.user_traffic + profile.fifo_traffic * l2_miss_share(fifo_bytes, gpu.l2_bytes, profile.l2_share),

@@ -80,7 +80,7 @@ def _ratios(
     rows: Int64,
     calls: Int64,
     rows_of_keys: dict[CollectiveKey, CollectiveRow],
-    slowdown: Callable[[KernelKey, float, CollectiveRow], float],
+    slowdown: Callable[..., float],
 ) -> Floats:
     """The slowdown of each kernel run during its call, 1 where it has none.
 
@@ -102,5 +102,6 @@ def _ratios(
         name, gx, gy, gz, bx, by, bz, key = columns[at].tolist()
         kernel = KernelKey(events.names[name], (gx, gy, gz), (bx, by, bz))
         length = int(events.end_ns[rows[at]] - events.start_ns[rows[at]])
-        found[index] = slowdown(kernel, length, rows_of_keys[held[key]])
+        row = rows_of_keys[held[key]]
+        found[index] = slowdown(kernel, length, key=row.key, kind=row.kind, comm_ns=row.median_ns)
     return found[inverse]

@@ -105,6 +105,7 @@ def without_lead_in(trace: GpuTrace) -> GpuTrace:
         num = len(trace.steps)
         why = f"{'none of its' if num > 1 else 'its'} {num} marked step{'s' if num > 1 else ''} launched a kernel here"
         return replace(trace, steps=(), warnings=(*trace.warnings, why))
+    trace, windows = _without_torn_end(trace, windows)
     num_torn = _num_torn(trace, windows)
     first_ns = windows[num_torn][1]
     lead_ns = first_ns - int(trace.events.start_ns[0])
@@ -134,8 +135,34 @@ def without_lead_in(trace: GpuTrace) -> GpuTrace:
     )
 
 
-def _num_torn(trace: GpuTrace, windows: Sequence[tuple[int, int, int]]) -> int:
-    """How many steps at the start miss much of their work: a profiler whose buffers were full drops what came first."""
+_Windows = tuple[tuple[int, int, int], ...]
+"""Number, start and end (ns) of every step on the GPU."""
+
+
+def _without_torn_end(trace: GpuTrace, windows: _Windows) -> tuple[GpuTrace, _Windows]:
+    """The trace without its last steps where these miss much of their work, as of a profiler that stopped too early."""
+    num_torn = _num_torn(trace, windows[::-1])
+    if not num_torn:
+        return trace, windows
+    kept, torn = windows[:-num_torn], windows[-num_torn:]
+    end = int(np.searchsorted(trace.events.start_ns, torn[0][1]))
+    names = ", ".join(str(window[0]) for window in torn)
+    left_out = (
+        f"step{'s' if num_torn > 1 else ''} {names} and what ran after are left out: "
+        f"{format_percent(_TORN, 0)} or more of their kernels are missing"
+    )
+    numbers = {window[0] for window in kept}
+    return replace(
+        trace,
+        steps=tuple(step for step in trace.steps if step.number in numbers),
+        events=only_rows(trace.events, slice(None, end)),
+        calls=tuple(call for call in trace.calls if call.event < end),
+        warnings=(*trace.warnings, left_out),
+    ), kept
+
+
+def _num_torn(trace: GpuTrace, windows: _Windows) -> int:
+    """How many steps in a row, from the first given on, miss much of their work, as full buffers of a profiler do."""
     if not trace.lost_launch_ns:
         return 0
     numbers = [step.number for step in trace.steps]

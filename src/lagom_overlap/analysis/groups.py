@@ -16,7 +16,7 @@ before the next window's first, compute-bound otherwise.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -27,7 +27,7 @@ import numpy as np
 from lagom_overlap.analysis.collectives import CollectiveKey, key_of
 from lagom_overlap.analysis.equal_rows import equal_rows
 from lagom_overlap.analysis.findings import Findings, RankFindings
-from lagom_overlap.trace.gpu_trace import NO_TIME, UNKNOWN, Bools, EventRole, Floats, Int64
+from lagom_overlap.trace.gpu_trace import NO_TIME, NS_PER_S, UNKNOWN, Bools, EventRole, Floats, Int64
 
 NEAR_NS: Final = 20_000
 """A kernel that begins this soon after a collective's end followed it at once."""
@@ -69,12 +69,14 @@ class TraceKernel:
 class TraceComm:
     """A collective of a group; it began when `starts_after` of the group's kernels had ended (median).
 
+    `moving_ns` is its time without the mean wait for late peers, where they are known, and at least its shortest run.
     `places` are its places in the step among the calls of its kind and size (`call_places.py`); empty where unknown.
     """
 
     key: CollectiveKey
     starts_after: int
     median_ns: float
+    moving_ns: float
     places: tuple[int, ...] = ()
 
 
@@ -118,10 +120,11 @@ class TraceGroup:
 class _Step:
     """One step of one rank: its kernels and collectives in order of start, as numbers and as rows of the events.
 
-    `overlapped_ns` is how much of each kernel runs during a collective.
+    `number` counts the rank's steps, `overlapped_ns` is how much of each kernel runs during a collective.
     """
 
     rank: int
+    number: int
     kernels: Int64
     kernel_rows: Int64
     overlapped_ns: Int64
@@ -161,13 +164,13 @@ def _steps_of(rank: RankFindings, index: int, numbers: dict[KernelKey, int]) -> 
     call_start = np.array([events.start_ns[calls[at].event] for at in timed], dtype=np.int64)
     windows = [(step.start_ns, step.end_ns) for step in rank.steps]
     found = []
-    for start, end in windows:
+    for number, (start, end) in enumerate(windows):
         low, high = np.searchsorted(events.start_ns[rows], (start, end))
         first, last = np.searchsorted(call_start, (start, end))
         if high > low:
             mine = tuple(timed[first:last])
             keys = tuple(key_of(calls[at]) for at in mine)
-            found.append(_Step(index, kernel[low:high], rows[low:high], overlapped[low:high], mine, keys))
+            found.append(_Step(index, number, kernel[low:high], rows[low:high], overlapped[low:high], mine, keys))
     return found
 
 
@@ -288,6 +291,11 @@ def _group(
     after = np.median([window.starts_after for window in windows], axis=0)
     lengths = np.median([found.comms for found in times], axis=0)
     places = [[findings.places.of_calls[window.step.rank][at] for at in window.calls] for window in windows]
+    waits = np.mean(
+        [[ranks[window.step.rank].waiting_ns[at] or 0 for at in window.calls] for window in windows], axis=0
+    )
+    shortest = np.minimum(lengths, np.min([found.comms for found in times], axis=0))
+    moving = np.maximum(shortest, lengths - waits)
     return TraceGroup(
         name=name,
         kernel_keys=tuple(kernels[number] for number in first.step.kernels[first.first : first.last].tolist()),
@@ -297,9 +305,12 @@ def _group(
                 key=keys[at],
                 starts_after=int(begun),
                 median_ns=float(length),
+                moving_ns=float(moved),
                 places=tuple(sorted({place for place in found if place is not None})),
             )
-            for at, begun, length, found in zip(first.calls, after, lengths, zip(*places, strict=True), strict=True)
+            for at, begun, length, moved, found in zip(
+                first.calls, after, lengths, moving, zip(*places, strict=True), strict=True
+            )
         ),
         num_occurrences=len(windows),
         per_step=len(windows) / num_steps,
@@ -316,8 +327,79 @@ def _group(
     )
 
 
+def _halved(windows: Sequence[_Window]) -> tuple[list[_Window], list[_Window]]:
+    """Every second step of those that have the group, in each rank; of a group of one step every second occurrence.
+
+    Ranks are cut alike, for they share a network. Neighbours in time come to different halves, so that a warm-up is in
+    both.
+    """
+    steps: dict[int, list[int]] = defaultdict(list)
+    for window in windows:
+        if window.step.number not in steps[window.step.rank]:
+            steps[window.step.rank].append(window.step.number)
+    if any(len(numbers) > 1 for numbers in steps.values()):
+        halves = [steps[window.step.rank].index(window.step.number) % 2 for window in windows]
+    else:
+        halves = [at % 2 for at in range(len(windows))]
+    first, second = (
+        [window for window, found in zip(windows, halves, strict=True) if found == half] for half in (0, 1)
+    )
+    return first, second
+
+
+def _drift_s(windows: Sequence[_Window], ranks: Sequence[RankFindings]) -> float:
+    """By how much (s) the later half of the steps takes longer or less for a group than the earlier; 0 in one step."""
+    numbers = sorted({window.step.number for window in windows})
+    if len(numbers) < 2:
+        return 0.0
+    middle = numbers[len(numbers) // 2]
+    lengths: tuple[list[int], list[int]] = [], []
+    for window in windows:
+        lengths[window.step.number >= middle].append(_times(ranks[window.step.rank], window).makespan)
+    return abs(float(np.median(lengths[1])) - float(np.median(lengths[0]))) / NS_PER_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GroupedTrace:
+    """The overlap groups of a job's traces in order of first occurrence, as all windows show them and as halves do.
+
+    `halves` have the groups by name that occur in both halves, with that half's windows alone; `drifts_s` is by how
+    much each group takes longer or less in the later half of the steps.
+    """
+
+    groups: tuple[TraceGroup, ...]
+    halves: tuple[Mapping[str, TraceGroup], Mapping[str, TraceGroup]]
+    drifts_s: Mapping[str, float]
+
+
+def grouped(findings: Findings) -> GroupedTrace:
+    """The groups, and each half of their windows by the same medians."""
+    found, kernels, num_steps = _windows_by_group(findings)
+
+    def group(name: str, windows: Sequence[_Window]) -> TraceGroup:
+        return _group(name, windows, findings, kernels, num_steps)
+
+    halves: tuple[dict[str, TraceGroup], dict[str, TraceGroup]] = {}, {}
+    for name, windows in found.items():
+        parts = _halved(windows)
+        if all(parts):
+            for half, part in zip(halves, parts, strict=True):
+                half[name] = group(name, part)
+    return GroupedTrace(
+        groups=tuple(group(name, windows) for name, windows in found.items()),
+        halves=halves,
+        drifts_s={name: _drift_s(windows, findings.ranks) for name, windows in found.items()},
+    )
+
+
 def overlap_groups(findings: Findings) -> tuple[TraceGroup, ...]:
     """The overlap groups of a job's traces in order of first occurrence; the same traces give the same groups."""
+    found, kernels, num_steps = _windows_by_group(findings)
+    return tuple(_group(name, windows, findings, kernels, num_steps) for name, windows in found.items())
+
+
+def _windows_by_group(findings: Findings) -> tuple[dict[str, list[_Window]], list[KernelKey], int]:
+    """(the windows of each group by its name, the kernels that steps number, how many steps there are)."""
     numbers: dict[KernelKey, int] = {}
     steps = [step for index, rank in enumerate(findings.ranks) for step in _steps_of(rank, index, numbers)]
     alike: dict[tuple[bytes, tuple[CollectiveKey, ...]], list[_Step]] = defaultdict(list)
@@ -329,8 +411,5 @@ def overlap_groups(findings: Findings) -> tuple[TraceGroup, ...]:
             keys = dict(zip(window.step.calls, window.step.call_keys, strict=True))
             ran = window.step.kernels[window.first : window.last].tobytes()
             groups[ran, tuple(keys[at] for at in window.calls)].append(window)
-    kernels = list(numbers)
-    return tuple(
-        _group(f"group{number}", windows, findings, kernels, len(steps))
-        for number, windows in enumerate(groups.values())
-    )
+    named = {f"group{number}": windows for number, windows in enumerate(groups.values())}
+    return named, list(numbers), len(steps)

@@ -1,39 +1,63 @@
-"""The contention model's constants fitted to the groups of one trace.
+"""The contention model's constants fitted to the groups of one trace, or of one half of it.
 
     constant               scales                                                          start
     link_bytes_per_s       the wire inside a node, or between nodes where the ranks span several   the preset's
     channel_bytes_per_s    what one channel copies                                         the profile's
     latency_scale          launch, hop and slice times                                     1
-    amplification          memory traffic of communication (kappa)                         the profile's
+    slowdown.CLASS         what collectives add to the time of a class of kernels          1
+    time.KIND              the time of a kind of collective; of the heaviest it is 1       1
 
-fitted to the logarithms of the groups' simulated over measured makespans and collectives. One trace shows one setting:
-as a rule it cannot tell a slow wire from slow channels, and the fit says so. A constant that is not identified stays
-near its start, and what follows from it is the preset's word, not the trace's.
+fitted to the logarithms of simulated over measured times: of groups, of their collectives, of each class of kernels in
+a group. One trace shows one setting: as a rule it cannot tell a slow wire from slow channels, and the fit says so. A
+constant that is not identified stays near its start, and what follows from it is the preset's word, not the trace's.
+
+A kernel whose time alone is an estimate says nothing of its class's slowdown, as that estimate is made with it. While
+the others are fitted it is slowed as the model has it; then the groups are built with what the others said.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import log
+from itertools import accumulate
+from math import exp, log
 from typing import Final
 
-from lagom_overlap.analysis.traced_job import TracedGroup
-from lagom_overlap.collective import CommConfig
+from lagom_overlap.analysis.findings import Findings
+from lagom_overlap.analysis.groups import TraceGroup
+from lagom_overlap.analysis.kernel_class import KernelClass
+from lagom_overlap.analysis.traced_job import TracedGroup, TracedJob, traced_job
+from lagom_overlap.collective import CollectiveKind, CommConfig
 from lagom_overlap.cost import ContentionModel
-from lagom_overlap.cost.fit import Constant, Fit, fit_constants
+from lagom_overlap.cost.fit import Constant, Fit, FittedConstant, fit_constants
 from lagom_overlap.cost.profile import ByLink, ByProtocol, LinkSource
 from lagom_overlap.sim import GroupSimulator
+from lagom_overlap.workload import CompOp, Kernel, OverlapGroup
 
 MAX_GROUPS: Final = 6
 """A fit looks at this many groups, longest share of a step first. Chosen, not measured."""
-_COMM_WEIGHT: Final = 0.5
-_LEAST_AMPLIFICATION: Final = 0.05
+MAX_KERNELS: Final = 4000
+"""Kernels that a fit simulates again and again, the heaviest group's and the next ones': for seconds, not minutes."""
+_TOLERANCE: Final = 1e-4
+"""A fit ends where its squares fall by less than this share; traces are not known to five digits."""
+_PART_WEIGHT: Final = 0.5
+"""Of a collective or a class of kernels, next to 1 of the makespan that they make up. Chosen, not measured."""
+_MOST_SCALE: Final = 10.0
+"""Bounds of a factor: of what it scales a tenth to ten times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceFit(Fit):
-    """The fitted model; the residuals are the makespans' of all groups."""
+    """The fitted model, and the groups with the fitted slowdowns in their kernels; the residuals are of makespans."""
 
     model: ContentionModel
+    job: TracedJob
+
+    def makespans_s(self) -> dict[str, float]:
+        """The simulated makespans by group."""
+        return {
+            held.group.name: exp(left) * held.makespan_s
+            for held, left in zip(self.job.groups, self.log_residuals, strict=True)
+        }
 
 
 def default_of(traced: TracedGroup, model: ContentionModel) -> tuple[CommConfig, ...]:
@@ -69,12 +93,34 @@ def model_with(model: ContentionModel, values: Mapping[str, float]) -> Contentio
             profile,
             links=LinkSource.STATED,  # the trace's own wire takes the place of a published one
             fitted={cluster.gpu.name: known},
-            amplification=values["amplification"],
             slice_overhead_s=_scaled_link(profile.slice_overhead_s, latency),
             ring_base_s=_scaled_protocol(profile.ring_base_s, latency),
             tree_base_s=_scaled_protocol(profile.tree_base_s, latency),
         ),
+        collective_scales=tuple((kind, values[name]) for kind in CollectiveKind if (name := _time_of(kind)) in values),
     )
+
+
+def _time_of(kind: CollectiveKind) -> str:
+    return f"time.{kind.value}"
+
+
+def _slowdown_of(held: KernelClass) -> str:
+    return f"slowdown.{held.value}"
+
+
+def _slowed(traced: TracedGroup, values: Mapping[str, float], made: dict[tuple[Kernel, float], Kernel]) -> OverlapGroup:
+    """The group with its classes' factors in the kernels whose time alone was measured."""
+    computations = []
+    for op, was in zip(traced.group.computations, traced.ops, strict=True):
+        scale = 1.0 if was is None or was.is_estimated else values.get(_slowdown_of(was.kernel_class), 1.0)
+        if scale == 1.0 or not isinstance(op.work, Kernel):
+            computations.append(op)
+            continue
+        key = op.work, scale
+        work = made.get(key) or made.setdefault(key, replace(op.work, slowdown_scale=scale))
+        computations.append(CompOp(name=op.name, work=work))
+    return replace(traced.group, computations=tuple(computations))
 
 
 def _constants(traced: Sequence[TracedGroup], model: ContentionModel) -> list[Constant]:
@@ -86,47 +132,98 @@ def _constants(traced: Sequence[TracedGroup], model: ContentionModel) -> list[Co
             rate = link.bytes_per_s
             found.append(Constant(f"{name}.bytes_per_s", rate, rate / 100, rate * 20))
     channel = profile.for_gpu(cluster.gpu).channel_bytes_per_s
-    kappa = max(_LEAST_AMPLIFICATION, profile.amplification)
     return [
         *found,
         Constant("channel_bytes_per_s", channel, channel / 100, channel * 10),
         Constant("latency_scale", 1.0, 0.05, 50.0),
-        Constant("amplification", kappa, _LEAST_AMPLIFICATION, 6.0),
+        *(Constant(name, 1.0, 1 / _MOST_SCALE, _MOST_SCALE) for name in _scales(traced)),
     ]
 
 
-def fit_trace(traced: Sequence[TracedGroup], model: ContentionModel) -> TraceFit:
-    """The model whose simulated groups come nearest to the measured ones.
+def _scales(traced: Sequence[TracedGroup]) -> list[str]:
+    """The factors that the groups can say something of: classes that were slowed, kinds next to the heaviest one."""
+    classes: dict[KernelClass, None] = {}
+    weights: dict[CollectiveKind, float] = defaultdict(float)
+    for held in traced:
+        classes |= {op.kernel_class: None for op in held.ops if op is not None and op.is_slowed and not op.is_estimated}
+        for comm, comm_s in zip(held.group.comms, held.comm_s, strict=True):
+            weights[comm.collective.kind] += comm_s * held.source.per_step
+    kinds = sorted(weights, key=lambda kind: -weights[kind])[1:]
+    return [*map(_slowdown_of, classes), *map(_time_of, kinds)]
 
-    Raises:
-        ValueError: if there is no group.
-    """
-    if not traced:
-        raise ValueError("no group to fit the model to")
-    constants = _constants(traced, model)
+
+def _class_sums(traced: TracedGroup, lengths_s: Sequence[float]) -> dict[KernelClass, float]:
+    """Seconds by class of the kernels that a collective slowed and whose time alone was measured."""
+    found: dict[KernelClass, float] = defaultdict(float)
+    for op, length_s in zip(traced.ops, lengths_s, strict=True):
+        if op is not None and op.is_slowed and not op.is_estimated:
+            found[op.kernel_class] += length_s
+    return found
+
+
+def _residuals(
+    traced: TracedGroup, group: OverlapGroup, model: ContentionModel, default: Sequence[CommConfig]
+) -> list[float]:
+    """log(simulated / measured): of the makespan, of the collectives, of the classes of kernels, in a fixed order."""
+    starts, ends = GroupSimulator(group, model).run(default)
+    lengths = [end - start for start, end in zip(starts, ends, strict=True)]
+    num_comms = len(traced.comm_s)
+    ours = _class_sums(traced, lengths[num_comms:])
+    theirs = _class_sums(traced, [0.0 if op is None else op.measured_s for op in traced.ops])
+    pairs = [*zip(lengths[:num_comms], traced.comm_s, strict=True), *((ours[held], theirs[held]) for held in theirs)]
+    parts = [_PART_WEIGHT * log(mine / measured) if measured > 0 else 0.0 for mine, measured in pairs]
+    return [log(max(ends) / traced.makespan_s), *parts]
+
+
+def _fitted(traced: Sequence[TracedGroup], model: ContentionModel) -> tuple[FittedConstant, ...]:
+    heaviest = _heaviest(traced)
+    constants = _constants(heaviest, model)
     names = [constant.name for constant in constants]
-    heaviest = sorted(traced, key=lambda held: -held.makespan_s * held.source.per_step)[:MAX_GROUPS]
-    defaults = {held.group.name: default_of(held, model) for held in traced}
+    defaults = [default_of(held, model) for held in heaviest]
+    made: dict[tuple[Kernel, float], Kernel] = {}
 
     def residuals(values: Sequence[float]) -> list[float]:
-        found = model_with(model, dict(zip(names, values, strict=True)))
-        left: list[float] = []
-        for held in heaviest:
-            times = GroupSimulator(held.group, found).evaluate(defaults[held.group.name])
-            left.append(log(times.makespan_s / held.makespan_s))
-            left += [
-                _COMM_WEIGHT * log(ours / theirs) if theirs > 0 else 0.0
-                for ours, theirs in zip(times.comm_s, held.comm_s, strict=True)
-            ]
-        return left
+        tried = dict(zip(names, values, strict=True))
+        found = model_with(model, tried)
+        return [
+            left
+            for held, default in zip(heaviest, defaults, strict=True)
+            for left in _residuals(held, _slowed(held, tried, made), found, default)
+        ]
 
-    table = fit_constants(residuals, constants)
-    fitted = model_with(model, {held.name: held.value for held in table})
+    return fit_constants(residuals, constants, tolerance=_TOLERANCE)
+
+
+def _heaviest(traced: Sequence[TracedGroup]) -> list[TracedGroup]:
+    """The groups that a fit looks at."""
+    by_weight = sorted(traced, key=lambda held: -held.makespan_s * held.source.per_step)
+    most = accumulate(len(held.ops) for held in by_weight)
+    return [held for at, (held, num) in enumerate(zip(by_weight, most, strict=True)) if not at or num <= MAX_KERNELS][
+        :MAX_GROUPS
+    ]
+
+
+def fit_trace(
+    findings: Findings, groups: Sequence[TraceGroup], model: ContentionModel, *, half: int | None = None
+) -> TraceFit | None:
+    """The model whose simulated groups come nearest to the measured ones; None where no group can be simulated.
+
+    With a `half` (0 or 1), `groups` are those of that half of the trace's windows, and no time of the other is used.
+    """
+    first = traced_job(findings, groups, model, half=half)
+    if not first.groups:
+        return None
+    table = _fitted(first.groups, model)
+    values = {held.name: held.value for held in table}
+    fitted = model_with(model, values)
+    scales = {held: values[name] for held in KernelClass if (name := _slowdown_of(held)) in values}
+    job = traced_job(findings, groups, model, half=half, scales=scales)
     return TraceFit(
         model=fitted,
         table=table,
+        job=job,
         log_residuals=tuple(
-            log(GroupSimulator(held.group, fitted).evaluate(defaults[held.group.name]).makespan_s / held.makespan_s)
-            for held in traced
+            log(GroupSimulator(held.group, fitted).evaluate(default_of(held, model)).makespan_s / held.makespan_s)
+            for held in job.groups
         ),
     )

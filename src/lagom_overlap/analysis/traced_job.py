@@ -6,24 +6,29 @@ kernels stays as a kernel of one block that nothing slows: the CPU's launches do
 
 A group with a collective whose kind, bytes or ranks the trace does not say cannot be simulated; it is named, never
 guessed. A collective's time is without the wait for late peers where several ranks tell it.
+
+How much more or less than by the model a class of kernels is slowed by collectives is a factor (`trace_fit.py`), which
+comes in twice: a kernel is slowed by it, and where its time alone is an estimate, that is made with it.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import floor, log10
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
 
-from lagom_overlap.analysis.collectives import CollectiveKey, CollectiveRow
+from lagom_overlap.analysis.collectives import CollectiveKey
 from lagom_overlap.analysis.concurrency_model import alone_ns, slowdown_during
 from lagom_overlap.analysis.contention import MIN_ALONE, PLAUSIBLE
 from lagom_overlap.analysis.equal_rows import equal_rows
 from lagom_overlap.analysis.findings import Findings
-from lagom_overlap.analysis.groups import KernelKey, TraceGroup, TraceKernel
+from lagom_overlap.analysis.groups import KernelKey, TraceComm, TraceGroup, TraceKernel
+from lagom_overlap.analysis.kernel_class import KernelClass, kernel_class
 from lagom_overlap.analysis.modelled_kernel import modelled_kernel
-from lagom_overlap.collective import Collective
+from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.cost import ContentionModel
 from lagom_overlap.trace.gpu_trace import NS_PER_S, EventRole, KnobReach
 from lagom_overlap.units import format_seconds
@@ -35,30 +40,38 @@ _DIGITS: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TracedOp:
+    """What a computation of a group was in the trace: its class, and how much of the group's time it is.
+
+    `is_slowed` where a collective overlaps it there, `is_estimated` where its time alone is not known.
+    """
+
+    kernel_class: KernelClass
+    measured_s: float
+    is_slowed: bool
+    is_estimated: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TracedGroup:
     """A group to simulate, and what was measured of it: all in seconds, `comm_s` without waiting where that is known.
 
-    `channels` are those of each collective in the trace (0 unknown), `reaches` which knobs reach it. `num_estimated` of
-    its kernels have a time alone that is estimated.
+    `ops` are its computations in the trace, None for a gap. `channels` are those of each collective there (0 unknown),
+    `reaches` which knobs reach it.
     """
 
     group: OverlapGroup
     source: TraceGroup
     makespan_s: float
     comm_s: tuple[float, ...]
+    ops: tuple[TracedOp | None, ...]
     channels: tuple[int, ...]
     reaches: tuple[KnobReach, ...]
-    num_estimated: int
 
-    def halves(self) -> tuple["TracedGroup", float | None]:
-        """The group as every second window shows its makespan, and the others' median (s); None where it ran once.
-
-        The windows of a step are neighbours in time, and so are those of a warm-up: every second one is of each.
-        """
-        lengths = [(end - start) / NS_PER_S for _, start, end in self.source.occurrences]
-        if len(lengths) < 2:
-            return self, None
-        return replace(self, makespan_s=float(np.median(lengths[::2]))), float(np.median(lengths[1::2]))
+    @property
+    def num_estimated(self) -> int:
+        """Kernels whose time alone is an estimate."""
+        return sum(op is not None and op.is_estimated for op in self.ops)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,14 +82,22 @@ class TracedJob:
     left_out: tuple[str, ...]
 
 
-def bases_alone(findings: Findings) -> dict[KernelKey, float]:
-    """The median length (ns) of each kernel's runs without a concurrent collective, where there are enough."""
+def bases_alone(findings: Findings, half: int | None = None) -> dict[KernelKey, float]:
+    """The median length (ns) of each kernel's runs without a concurrent collective, where there are enough.
+
+    Of a `half` (0 or 1) the runs of every second step, of a rank's only step every second run; half as many suffice.
+    """
     runs: dict[KernelKey, list[int]] = defaultdict(list)
     for rank in findings.ranks:
         events = rank.trace.events
         rows = events.rows(EventRole.COMPUTE)
         start, end = events.start_ns[rows], events.end_ns[rows]
         free = rows[rank.occupation.comm.within(start, end) == 0]
+        by_step = half is not None and len(rank.steps) > 1
+        if by_step:
+            begins = np.array([step.start_ns for step in rank.steps], dtype=np.int64)
+            number = np.searchsorted(begins, events.start_ns[free], side="right") - 1
+            free = free[number % 2 == half]
         if not len(free):
             continue
         columns = np.column_stack((events.name[free], events.grid[free], events.block[free]))
@@ -85,8 +106,10 @@ def bases_alone(findings: Findings) -> dict[KernelKey, float]:
         order = np.argsort(inverse, kind="stable")
         parts = np.split(lengths[order], np.cumsum(np.bincount(inverse))[:-1])
         for (name, gx, gy, gz, bx, by, bz), part in zip(columns[first].tolist(), parts, strict=True):
-            runs[KernelKey(events.names[name], (gx, gy, gz), (bx, by, bz))].extend(part.tolist())
-    return {key: float(np.median(held)) for key, held in runs.items() if len(held) >= MIN_ALONE}
+            mine = part if half is None or by_step else part[half::2]
+            runs[KernelKey(events.names[name], (gx, gy, gz), (bx, by, bz))].extend(mine.tolist())
+    enough = MIN_ALONE if half is None else -(-MIN_ALONE // 2)
+    return {key: float(np.median(held)) for key, held in runs.items() if len(held) >= enough}
 
 
 def _rounded(value: float) -> float:
@@ -97,24 +120,29 @@ def _rounded(value: float) -> float:
 @dataclass(frozen=True, slots=True)
 class _Builder:
     bases: dict[KernelKey, float]
-    rows: dict[CollectiveKey, CollectiveRow]
+    kinds: Mapping[CollectiveKey, CollectiveKind | None]
     model: ContentionModel
+    scales: Mapping[KernelClass, float]
 
-    def _alone(self, kernel: TraceKernel, row: CollectiveRow) -> tuple[float, bool]:
+    def _alone(self, kernel: TraceKernel, comm: TraceComm) -> tuple[float, bool]:
         """(ns alone, whether estimated)."""
         base = self.bases.get(kernel.key)
         if base is not None and base <= PLAUSIBLE * kernel.median_ns and kernel.median_ns <= PLAUSIBLE * base:
             return base, False
         if kernel.overlapped_ns <= 0:
             return kernel.median_ns, False
-        ratio = slowdown_during(kernel.key, kernel.median_ns, row, self.model)
+        ratio = slowdown_during(
+            kernel.key, kernel.median_ns, self.model, key=comm.key, kind=self.kinds[comm.key], comm_ns=comm.median_ns
+        )
+        ratio = 1.0 + self.scales.get(kernel_class(kernel.key.name), 1.0) * (ratio - 1.0)
         return alone_ns(kernel.median_ns, min(kernel.overlapped_ns, kernel.median_ns), ratio), True
 
-    def _computations(self, group: TraceGroup) -> tuple[list[CompOp], list[int], int]:
-        """Kernels and gaps in order, how many of them stand before each kernel of the trace, how many are estimated."""
-        longest = self.rows[max(group.comms, key=lambda comm: comm.median_ns).key]
+    def _computations(self, group: TraceGroup) -> tuple[list[CompOp], list[TracedOp | None], list[int]]:
+        """Kernels and gaps in order, what each was in the trace, how many stand before each kernel of the trace."""
+        longest = max(group.comms, key=lambda comm: comm.median_ns)
         ops: list[CompOp] = []
-        places, num_estimated = [], 0
+        traced: list[TracedOp | None] = []
+        places = []
         gpu, profile = self.model.cluster.gpu, self.model.profile
         for number, kernel in enumerate(group.kernels):
             places.append(len(ops))
@@ -122,25 +150,29 @@ class _Builder:
             length, estimated = self._alone(kernel, longest)
             length = _rounded(length * share)
             if length > 0:
+                kind = kernel_class(kernel.key.name)
                 work = modelled_kernel(kernel.key, length, gpu, profile)
-                ops.append(CompOp(name=f"kernel{number}", work=work))
-                num_estimated += estimated
+                scale = self.scales.get(kind, 1.0)
+                ops.append(CompOp(name=f"kernel{number}", work=replace(work, slowdown_scale=scale)))
+                traced.append(
+                    TracedOp(
+                        kernel_class=kind,
+                        measured_s=kernel.advance_ns / NS_PER_S,
+                        is_slowed=kernel.overlapped_ns > 0,
+                        is_estimated=estimated,
+                    )
+                )
             if kernel.gap_ns >= _LEAST_GAP_NS:
                 idle = Kernel(num_blocks=1, blocks_per_sm=1, wave_s=_rounded(kernel.gap_ns) / NS_PER_S, block_bytes=0.0)
                 ops.append(CompOp(name=f"gap{number}", work=idle))
-        return ops, [*places, len(ops)], num_estimated
-
-    def _moving_s(self, key: CollectiveKey, median_ns: float) -> float:
-        """A collective's time in a group without the mean wait for late peers, at least its shortest run."""
-        row = self.rows[key]
-        waited = 0.0 if row.waiting_ns is None else row.waiting_ns / row.count
-        return max(float(min(row.min_ns, median_ns)), median_ns - waited) / NS_PER_S
+                traced.append(None)
+        return ops, traced, [*places, len(ops)]
 
     def built(self, group: TraceGroup) -> TracedGroup | str:
         """The group to simulate, or why it cannot be."""
         comms = []
         for number, comm in enumerate(group.comms):
-            kind, key = self.rows[comm.key].kind, comm.key
+            kind, key = self.kinds[comm.key], comm.key
             if kind is None or key.num_bytes < 1 or key.num_ranks < 2:
                 return (
                     f"{group.name}: the trace does not say kind, bytes and ranks of a collective on "
@@ -153,7 +185,7 @@ class _Builder:
                     communicator=key.communicator,
                 )
             )
-        ops, places, num_estimated = self._computations(group)
+        ops, traced, places = self._computations(group)
         if not ops:
             return f"{group.name}: its kernels have no length: not simulated"
         return TracedGroup(
@@ -166,18 +198,28 @@ class _Builder:
             ),
             source=group,
             makespan_s=group.makespan_ns / NS_PER_S,
-            comm_s=tuple(self._moving_s(comm.key, comm.median_ns) for comm in group.comms),
+            comm_s=tuple(comm.moving_ns / NS_PER_S for comm in group.comms),
+            ops=tuple(traced),
             channels=tuple(comm.key.num_channels for comm in group.comms),
             reaches=tuple(comm.key.reach for comm in group.comms),
-            num_estimated=num_estimated,
         )
 
 
-def traced_job(findings: Findings, groups: Sequence[TraceGroup], model: ContentionModel) -> TracedJob:
-    """The groups of a trace on the model's GPU, as far as they can be simulated."""
-    builder = _Builder(bases_alone(findings), {row.key: row for row in findings.rows}, model)
+def traced_job(
+    findings: Findings,
+    groups: Sequence[TraceGroup],
+    model: ContentionModel,
+    *,
+    half: int | None = None,
+    scales: Mapping[KernelClass, float] = MappingProxyType({}),
+) -> TracedJob:
+    """The groups of a trace on the model's GPU, as far as they can be simulated; `scales` are fitted factors by class.
+
+    With a `half` (0 or 1) kernels' times alone are of that half of the trace only, as those of the groups must be.
+    """
+    builder = _Builder(bases_alone(findings, half), {row.key: row.kind for row in findings.rows}, model, scales)
     found = [builder.built(group) for group in groups]
-    rare = [group for group in groups if group.per_step < 1]
+    rare = [group for group in groups if group.per_step < 1] if half is None else []
     sentences = [held for held in found if isinstance(held, str)]
     if rare:
         whole = sum(group.makespan_ns * group.per_step for group in rare) / NS_PER_S

@@ -83,7 +83,8 @@ class CollectiveCost:
     """A collective under one full configuration, reduced to the terms of its time.
 
     `link` names the wire that it shares with other collectives; `skew_s` is how long its blocks wait on their SMs,
-    moving nothing, for the last rank; the rest are the module's symbols.
+    moving nothing, for the last rank; `time_scale` multiplies x but for that wait, as a trace was fitted; the rest are
+    the module's symbols.
     """
 
     num_channels: int
@@ -106,9 +107,13 @@ class CollectiveCost:
     link_sharpness: float
     load_sensitivity: float
     skew_s: float = 0.0
+    time_scale: float = 1.0
 
     def bytes_per_s(self, memory_load: float = 0.0) -> float:
         """R: bytes per second on the wire while the memory is busy to the share `memory_load` (0..1)."""
+        return self._unscaled_bytes_per_s(memory_load) / self.time_scale
+
+    def _unscaled_bytes_per_s(self, memory_load: float) -> float:
         slow = self.load_sensitivity * memory_load
         tau = (
             self.num_slices * self.slice_s * (1.0 + slow)
@@ -126,7 +131,7 @@ class CollectiveCost:
         """x: the whole collective under unchanging conditions; `link_share` is its share of its own rate."""
         rate = link_share * self.bytes_per_s(memory_load)
         latency = self.base_s + self.steps_s * (1.0 + self.load_sensitivity * memory_load) + self.hops_s
-        return self.skew_s + latency + (self.fill_bytes + self.wire_bytes) / rate
+        return self.skew_s + self.time_scale * latency + (self.fill_bytes + self.wire_bytes) / rate
 
     def moving_share(self, memory_load: float = 0.0, link_share: float = 1.0) -> float:
         """The share of its time in which it does more than wait for the last rank."""

@@ -78,11 +78,12 @@ class Fit:
 
 
 def fit_constants(
-    residuals: Callable[[Sequence[float]], Sequence[float]], constants: Sequence[Constant]
+    residuals: Callable[[Sequence[float]], Sequence[float]], constants: Sequence[Constant], *, tolerance: float = 1e-8
 ) -> tuple[FittedConstant, ...]:
     """The constants that make the residuals small, in the order given; `residuals` takes their values.
 
-    Residuals are dimensionless, logarithms of predicted over measured as a rule.
+    Residuals are dimensionless, logarithms of predicted over measured as a rule. The search ends where they, or the
+    constants, change by less than `tolerance`.
     """
     # Not at the top: a third of a second of every verb that can show a fit, and few make one.
     from scipy.optimize import least_squares  # noqa: PLC0415
@@ -101,7 +102,16 @@ def fit_constants(
     def pulled(vector: Floats) -> Floats:
         return np.append(left(vector), _PULL * (vector - start))
 
-    found = least_squares(pulled, start, bounds=(low, high), loss="soft_l1", f_scale=_SOFT_LIMIT, x_scale="jac").x
+    found = least_squares(
+        pulled,
+        start,
+        bounds=(low, high),
+        loss="soft_l1",
+        f_scale=_SOFT_LIMIT,
+        x_scale="jac",
+        ftol=tolerance,
+        xtol=tolerance,
+    ).x
     errors = _errors(_jacobian(left, found, low, high), left(found))
     bounded = (found - low < _STEP) | (high - found < _STEP)
     errors = [inf if stuck else error for stuck, error in zip(bounded.tolist(), errors, strict=True)]

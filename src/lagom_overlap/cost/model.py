@@ -18,6 +18,7 @@ from typing import Final
 from lagom_overlap.collective import (
     Algorithm,
     Collective,
+    CollectiveKind,
     CommConfig,
     ConfigSpace,
     LaunchConfig,
@@ -96,6 +97,8 @@ class ContentionModel:
 
     `rank_skew_s` is how much later the last rank reaches every collective than the rank that is priced: its blocks hold
     their SMs for the transfer and for the wait, and move nothing while they wait. Copy engines wait without SMs.
+
+    `collective_scales` are factors on collectives' times by kind, fitted to a trace; 1 for a kind that is not named.
     """
 
     cluster: Cluster
@@ -103,6 +106,7 @@ class ContentionModel:
     persistent_carve_out_sms: int | None = None
     operators: OperatorConstants | None = None
     rank_skew_s: float = 0.0
+    collective_scales: tuple[tuple[CollectiveKind, float], ...] = ()
     _kernels: dict[Work, Kernel] = field(init=False, repr=False, compare=False)
     _untouched: dict[Collective, CollectiveCost] = field(init=False, repr=False, compare=False)
 
@@ -113,7 +117,9 @@ class ContentionModel:
         carved, gpu = self.persistent_carve_out_sms, self.cluster.gpu
         priced_by = gpu, self.operators, self.profile, carved
         object.__setattr__(self, "_kernels", _kernels_by(*priced_by))
-        object.__setattr__(self, "_untouched", _untouched_by(self.cluster, self.profile, self.rank_skew_s))
+        object.__setattr__(
+            self, "_untouched", _untouched_by(self.cluster, self.profile, self.rank_skew_s, self.collective_scales)
+        )
         if carved is not None and not 0 <= carved < gpu.num_sms:
             raise JobError(f"cost.sm_carveout is {carved}, must lie in 0..{gpu.num_sms - 1} on {gpu.name}")
 
@@ -243,6 +249,8 @@ class ContentionModel:
         if known is None:
             known = collective_cost(collective, self.effective(collective, config), self.cluster, self.profile)
             known = replace(known, skew_s=self.rank_skew_s) if self.rank_skew_s else known
+            scale = dict(self.collective_scales).get(collective.kind, 1.0)
+            known = replace(known, time_scale=scale) if scale != 1.0 else known
             if config == _UNTOUCHED:
                 self._untouched[collective] = known
         return known
@@ -285,7 +293,11 @@ class ContentionModel:
             norm=profile.overlap_norm,
             quantisation=profile.quantisation,
         )
-        return kernel_s * own.overlap_factor if num_channels else kernel_s
+        kernel_s = kernel_s * own.overlap_factor if num_channels else kernel_s
+        if kernel.slowdown_scale == 1.0 or not (num_channels or traffic_bytes_per_s):
+            return kernel_s
+        alone_s = self.kernel_seconds(kernel)
+        return alone_s + kernel.slowdown_scale * (kernel_s - alone_s)
 
     def block_seconds(
         self, kernel: Kernel, num_resident: int, comms: Sequence[CollectiveCost], memory_load: float = 0.0

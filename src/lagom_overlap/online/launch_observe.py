@@ -98,7 +98,8 @@ class ProfiledStep:
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
-        OWN_PROFILER.start(activities=activities)
+        # NCCL's kernels say how many bytes they move, gloo's runs do not: there the operators' shapes tell.
+        OWN_PROFILER.start(activities=activities, record_shapes=not torch.cuda.is_available())
 
     def end(self) -> list[SeenCall] | None:
         """The step's collectives; None if the profiler was taken away meanwhile, or its file cannot be read."""
@@ -136,7 +137,12 @@ class ProfiledStep:
 def kernels_of(path: Path) -> list[SeenCall]:
     """The collectives among the kernels of a step's trace."""
     return [
-        SeenCall(call.kind, call.duration_ns / NS_PER_S, is_reachable=call.reach is not KnobReach.NONE)
+        SeenCall(
+            call.kind,
+            call.duration_ns / NS_PER_S,
+            is_reachable=call.reach is not KnobReach.NONE,
+            num_bytes=call.num_bytes,
+        )
         for trace in read_file(path, ReadOptions())
         for call in trace.calls
     ]
@@ -144,7 +150,9 @@ def kernels_of(path: Path) -> list[SeenCall]:
 
 def gloo_runs_of(path: Path) -> list[SeenCall]:
     """The collectives that gloo's threads ran in a step."""
-    return [SeenCall(call.kind, call.seconds) for call in read_operators(path, ()).collectives]
+    return [
+        SeenCall(call.kind, call.seconds, num_bytes=call.num_bytes) for call in read_operators(path, ()).collectives
+    ]
 
 
 class Observing(OneSetting):

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from lagom_overlap.collective import CollectiveKind
+from lagom_overlap.collective.size_class import LEAST_BYTES
 from lagom_overlap.engines.cpu_limits import KINDS as GLOO_KINDS
 from lagom_overlap.nccl_plugin.support import NO, Knob, NcclVersion, Settable, best_route, support_of
 from lagom_overlap.nccl_plugin.table_layout import KINDS as TUNER_KINDS
 from lagom_overlap.results.conclusion import Conclusion
-from lagom_overlap.units import format_percent, format_seconds
+from lagom_overlap.units import format_bytes, format_percent, format_seconds
 
 FIRST_SAMPLED: Final = 3
 """The first sampled step; the steps before it warm up connections, allocators and compilation."""
@@ -28,11 +29,20 @@ _GLOO_KNOBS: Final = (Knob.CHANNELS, Knob.CHUNK)
 
 @dataclass(frozen=True, slots=True)
 class SeenCall:
-    """One collective of a sampled step; `kind` None: an unknown kind. `is_reachable` False: no knob reaches it."""
+    """One collective of a sampled step; `kind` None: an unknown kind. `is_reachable` False: no knob reaches it.
+
+    `num_bytes` is 0 where they are not known; online tuning leaves calls below `LEAST_BYTES` alone.
+    """
 
     kind: CollectiveKind | None
     duration_s: float
     is_reachable: bool = True
+    num_bytes: int = 0
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it is left alone for its size."""
+        return 0 < self.num_bytes < LEAST_BYTES
 
 
 @dataclass(slots=True)
@@ -43,13 +53,16 @@ class Shares:
     num_steps: int = 0
     by_kind_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     by_knob_s: dict[Knob, float] = field(default_factory=lambda: defaultdict(float))
+    small_s: float = 0.0
 
     def add_step(self, calls: Iterable[SeenCall]) -> None:
         """Counts a step."""
         self.num_steps += 1
         for call in calls:
             self.by_kind_s[call.kind or "other"] += call.duration_s
-            if call.is_reachable and call.kind is not None:
+            if call.is_small:
+                self.small_s += call.duration_s
+            elif call.is_reachable and call.kind is not None:
                 for knob in knobs_of(call.kind, self.nccl):
                     self.by_knob_s[knob] += call.duration_s
 
@@ -93,6 +106,9 @@ def report_lines(shares: Shares, reason: str = "") -> list[str]:
     lines += [
         f"  {knob:22} {format_percent(ratio):>7}  {_way(knob, shares.nccl)}".rstrip() for knob, ratio in ratios.items()
     ]
+    if shares.small_s:
+        small = format_percent(shares.small_s / shares.total_s, 0)
+        lines.append(f"  {small} of the time is of calls below {format_bytes(LEAST_BYTES)}, which are left alone")
     return lines
 
 
@@ -112,6 +128,9 @@ def conclusion(shares: Shares, reason: str, command: str, *, trace: str = "", is
     result = f"{format_seconds(shares.total_s / shares.num_steps)} of collectives a step on {where}"
     if not ratio:
         why = f"no knob reaches any of them: {', '.join(shares.by_kind_s)}"
+        if shares.small_s:
+            share = format_percent(shares.small_s / shares.total_s, 0)
+            why = f"calls below {format_bytes(LEAST_BYTES)} are left alone, and {share} of the time is of such"
         return Conclusion(f"{result}; nothing of it can be set", why, _look(trace, command))
     if not (is_in_adapter or shares.nccl is not None):
         why = "they are called by no FSDP2 or DDP module (DTensor or the job itself calls them): out of reach on gloo"

@@ -128,13 +128,15 @@ class PredictedGain:
     """What settings would save of a traced step of `step_s`, and how far the model was off on the groups they change.
 
     `error_s` is the model's error on windows of the trace that it was not fitted to, `num_held_out` of them, summed
-    over the groups that change; all in seconds per step of the average rank.
+    over the groups that change; all in seconds per step of the average rank. Where `is_held_out` is false, one of those
+    groups ran too seldom to leave windows out: its error is on what the model was fitted to, and there is no interval.
     """
 
     step_s: float
     saving_s: float
     error_s: float
     num_held_out: int
+    is_held_out: bool
 
     @property
     def is_beyond_error(self) -> bool:
@@ -142,8 +144,10 @@ class PredictedGain:
         return self.saving_s > self.error_s
 
     @property
-    def limits(self) -> tuple[float, float]:
-        """The least and the most of the step that would be saved, as shares."""
+    def limits(self) -> tuple[float, float] | None:
+        """The least and the most of the step that would be saved, as shares; None where no interval is claimed."""
+        if not self.is_held_out:
+            return None
         return (self.saving_s - self.error_s) / self.step_s, (self.saving_s + self.error_s) / self.step_s
 
 
@@ -151,8 +155,10 @@ class PredictedGain:
 class FitErrors:
     """How a model that was fitted to a trace reproduces it: a step of the average rank, and by group.
 
-    `error_s` is how far one occurrence of a group is off on windows whose makespan the fit did not see (where
-    `num_held_out` is 0, on those that it saw: the group occurs once); `per_step` is how often it occurs in a step.
+    `error_s` is how far one occurrence of a group is off: the largest of the errors of predicting each half of its
+    windows by a fit to the other, and of the difference between its earlier and later steps. Where `num_held_out` is 0
+    the group ran too seldom for halves, and it is how far the model is off on what it was fitted to. `per_step` is how
+    often a group occurs in a step.
     """
 
     step_s: float
@@ -165,6 +171,11 @@ class FitErrors:
         """The errors of all groups, added up without regard to sign, as a share of the step."""
         return sum(self.per_step[name] * error_s for name, error_s in self.error_s.items()) / self.step_s
 
+    @property
+    def num_seen(self) -> int:
+        """Groups that ran too seldom to be predicted from others of their windows."""
+        return sum(not num for num in self.num_held_out.values())
+
     def gain(self, savings_s: Mapping[str, float]) -> PredictedGain:
         """The gain of changes that save so much of an occurrence, by group."""
         return PredictedGain(
@@ -172,6 +183,7 @@ class FitErrors:
             saving_s=sum(self.per_step[name] * saving_s for name, saving_s in savings_s.items()),
             error_s=sum(self.per_step[name] * self.error_s[name] for name in savings_s),
             num_held_out=sum(self.num_held_out[name] for name in savings_s),
+            is_held_out=all(self.num_held_out[name] for name in savings_s),
         )
 
 

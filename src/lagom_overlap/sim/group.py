@@ -74,7 +74,7 @@ class GroupSimulator:
             SpaceError: if a configuration cannot run.
             ValueError: if the number of configurations is not that of the collectives.
         """
-        starts, ends = self._run(assignment)
+        starts, ends = self.run(assignment)
         comm_ends = ends[: len(self._tables)]
         return GroupTimes(
             makespan_s=eq1_makespan(ends[-1], comm_ends[-1]),
@@ -89,7 +89,7 @@ class GroupSimulator:
             SpaceError: if a configuration cannot run.
             ValueError: if the number of configurations is not that of the collectives.
         """
-        starts, ends = self._run(assignment)
+        starts, ends = self.run(assignment)
         num_comms = len(self._tables)
         comms = zip(self._group.comms, starts[:num_comms], ends[:num_comms], strict=True)
         comps = zip(self._group.computations, starts[num_comms:], ends[num_comms:], strict=True)
@@ -101,8 +101,13 @@ class GroupSimulator:
             )
         )
 
-    def _run(self, assignment: Sequence[CommConfig]) -> tuple["array[float]", "array[float]"]:
-        """Start and end (s) of every operator: the collectives, then the computations."""
+    def run(self, assignment: Sequence[CommConfig]) -> tuple["array[float]", "array[float]"]:
+        """Start and end (s) of every operator: the collectives, then the computations.
+
+        Raises:
+            SpaceError: if a configuration cannot run.
+            ValueError: if the number of configurations is not that of the collectives.
+        """
         if len(assignment) != len(self._tables):
             raise ValueError(f"{len(assignment)} configurations for {len(self._tables)} collectives")
         kinds = [table.get(config, -1) for table, config in zip(self._tables, assignment, strict=True)]

@@ -80,8 +80,9 @@ def _strays(events: GpuEvents) -> Bools:
     start = events.start_ns
     stray = np.zeros(len(events), dtype=np.bool_)
     real = start[start != 0]
-    if len(real) and len(real) < len(start) and np.abs(real).min() > _JUMP_NS:
-        stray |= start == 0
+    if len(real) and len(real) < len(start):
+        # A kernel of no length at 0 was never timed, also where times count from the profiler's start.
+        stray |= (start == 0) & ((events.end_ns == 0) | bool(np.abs(real).min() > _JUMP_NS))
     while (left := np.flatnonzero(~stray)).size > 1:
         reach = np.maximum.accumulate(events.end_ns[left])
         gaps = start[left][1:] - reach[:-1]

@@ -1,10 +1,12 @@
-"""Trace files as byte streams: plain, gzip or tar, of bounded size, as far as they go.
+"""Trace files as byte streams: plain, gzip, tar or zip, of bounded size, as far as they go.
 
 Nothing is trusted: a compressed file may hold a thousand times its size, end in the middle, or be no trace at all. A
 stream counts what it gives out and refuses to go on past `Limits`; a truncated gzip file ends early and says so.
+Archives are read where they lie: no name in one becomes a path.
 """
 
 import io
+import os
 import re
 import tarfile
 import zlib
@@ -13,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final, Protocol
+from zipfile import BadZipFile, ZipFile
 
 from lagom_overlap.errors import TraceError
 from lagom_overlap.record import open_regular
@@ -27,13 +30,18 @@ _GZIP_BITS: Final = 31
 _PACKED_BLOCK: Final = 64 * KIB
 _TAR_MAGIC_AT: Final = 257
 _PEEK: Final = 512
-_TRACE_SUFFIXES: Final = (".json", ".json.gz", ".jsonl", ".jsonl.gz", ".log", ".tar.gz", ".tgz", ".tar", ".sqlite")
+_ZIP_MAGIC: Final = b"PK\x03\x04"
+_ZIP_ENCRYPTED: Final = 1
+"""The first of the flags that zip keeps of a file."""
+_MAX_FOLDERS: Final = 1000
+"""Folders that are looked into for where the traces may be."""
+_MEMBER_SUFFIXES: Final = (".json", ".json.gz", ".jsonl", ".jsonl.gz", ".log")
+_TRACE_SUFFIXES: Final = (*_MEMBER_SUFFIXES, ".tar.gz", ".tgz", ".tar", ".zip", ".sqlite")
 PICKLE_MAGIC: Final = b"\x80"
 """What the flight recorder writes unless told otherwise; read by an unpickler that runs nothing."""
 _DUMP_NAME: Final = re.compile(r"rank_?\d{1,8}$")
 """How PyTorch names the flight recorder's dumps: `nccl_trace_rank_3`."""
 _FOREIGN: Final = {
-    b"PK\x03\x04": "a zip archive; unpack it first",
     b"7z\xbc\xaf": "a 7z archive; unpack it first",
     b"\xfd7zX": "an xz file; unpack it first",
     b"\x28\xb5\x2f\xfd": "a zstandard file; unpack it first",
@@ -106,7 +114,7 @@ class _Gunzip(io.RawIOBase):
     Unlike gzip's own reader it gives out all there is of a cut file before it raises `EOFError`.
     """
 
-    def __init__(self, packed: IO[bytes]) -> None:
+    def __init__(self, packed: _Source) -> None:
         self._packed = packed
         self._inflate = zlib.decompressobj(wbits=_GZIP_BITS)
         self._ready = b""
@@ -190,6 +198,22 @@ class _CountedFile(io.RawIOBase):
         return self._stream.read(64 * KIB if size < 0 else size)
 
 
+class _ZipMember(io.RawIOBase):
+    """Whichever file of a zip archive is read now: one after the other, so that all can be counted as one stream."""
+
+    def __init__(self) -> None:
+        self.source: IO[bytes] = io.BytesIO()
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        try:
+            return self.source.read(size)
+        except BadZipFile as error:  # a wrong checksum
+            raise OSError(f"damaged zip archive: {error}") from error
+
+
 def is_sqlite(path: Path) -> bool:
     """Whether the file is an SQLite database.
 
@@ -205,6 +229,12 @@ def is_sqlite(path: Path) -> bool:
 
 def _is_named_like_a_trace(name: str) -> bool:
     return name.endswith(_TRACE_SUFFIXES) or _DUMP_NAME.search(name) is not None
+
+
+def _is_member(name: str) -> bool:
+    """Whether a file in an archive is read: archives in it are not, nor what macOS adds to each file."""
+    base = Path(name).name
+    return not base.startswith("._") and (base.endswith(_MEMBER_SUFFIXES) or _DUMP_NAME.search(base) is not None)
 
 
 def trace_paths(path: Path) -> tuple[Path, ...]:
@@ -224,11 +254,30 @@ def trace_paths(path: Path) -> tuple[Path, ...]:
                 f"lagom tune {path} tunes its collectives"
             )
         return (path,)
+    if (path / "run.json").is_file() and (path / "traces").is_dir():
+        path /= "traces"  # of a run of ours, whose other files are named like traces
     found = tuple(sorted(p for p in path.iterdir() if p.is_file() and _is_named_like_a_trace(p.name)))
     if not found:
+        below = _folder_below(path)
+        if below is not None:
+            raise TraceError(
+                f"folder {str(path)!r} holds no trace, {str(below)!r} does: folders in it are not searched, as they "
+                "may be of other runs or steps; name the one that is meant"
+            )
         allowed = ", ".join(_TRACE_SUFFIXES)
         raise TraceError(f"folder {str(path)!r} holds no trace (folders in it are not searched); allowed: {allowed}")
     return found
+
+
+def _folder_below(path: Path) -> Path | None:
+    """The first folder below it that holds a trace, as torchtitan's `profile_trace/iteration_10`; None if none does."""
+    for num, (folder, names, files) in enumerate(os.walk(path)):
+        names.sort()
+        if any(_is_named_like_a_trace(file) for file in files):
+            return Path(folder)
+        if num >= _MAX_FOLDERS:
+            break
+    return None
 
 
 def distinct_files(paths: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[str, ...]]:
@@ -265,14 +314,13 @@ def _members(stream: ByteStream, path: Path, limits: Limits) -> Iterator[ByteStr
             for index, member in enumerate(archive):
                 if index >= limits.max_members:
                     raise TraceError(f"{stream.name}: refused, more than {limits.max_members} files in it")
-                base = Path(member.name).name
-                if not member.isfile() or base.startswith("._") or not base.endswith(_TRACE_SUFFIXES[:5]):
+                if not member.isfile() or not _is_member(member.name):
                     continue
                 held = archive.extractfile(member)
                 if held is None:
                     continue
                 name = short_name(path, member.name)
-                if base.endswith(".gz"):
+                if name.endswith(".gz"):
                     yield ByteStream(_Gunzip(held), name, member.size, limits)
                 else:
                     yield ByteStream(held, name, None, limits)
@@ -281,9 +329,36 @@ def _members(stream: ByteStream, path: Path, limits: Limits) -> Iterator[ByteStr
             raise TraceError(f"{stream.name}: damaged tar archive: {error}") from error
 
 
+def _zip_members(file: IO[bytes], path: Path, limits: Limits) -> Iterator[ByteStream]:
+    name = short_name(path)
+    current = _ZipMember()
+    whole = ByteStream(current, name, path.stat().st_size, limits)  # many small bombs are one
+    try:
+        with ZipFile(file) as archive:
+            if len(archive.filelist) > limits.max_members:
+                raise TraceError(f"{name}: refused, more than {limits.max_members} files in it")
+            for member in archive.filelist:
+                if member.is_dir() or not _is_member(member.filename):
+                    continue
+                held = short_name(path, member.filename)
+                if member.flag_bits & _ZIP_ENCRYPTED:
+                    raise TraceError(f"{held}: is encrypted; unpack it yourself")
+                try:
+                    opened = archive.open(member)
+                except NotImplementedError as error:
+                    raise TraceError(f"{held}: is packed in a way that is not read ({error}); unpack it") from error
+                with opened:
+                    current.source = opened
+                    unpacked = _CountedFile(whole)
+                    packed = _Gunzip(unpacked) if held.endswith(".gz") else unpacked
+                    yield ByteStream(packed, held, member.compress_size, limits)
+    except BadZipFile as error:
+        raise TraceError(f"{name}: damaged zip archive, or a part of one: {error}") from error
+
+
 @contextmanager
 def open_streams(path: Path, limits: Limits = DEFAULT_LIMITS) -> Iterator[Iterator[ByteStream]]:
-    """The traces in a file: one, or one for every trace in a tar archive; read each before asking for the next.
+    """The traces in a file: one, or one for every trace in an archive (tar, zip); read each before asking for the next.
 
     Raises:
         TraceError: if the file cannot be read, is empty, or is of a kind that is not a trace.
@@ -298,6 +373,9 @@ def open_streams(path: Path, limits: Limits = DEFAULT_LIMITS) -> Iterator[Iterat
         head = file.read(_PEEK)
         file.seek(0)
         source: _Source = file
+        if head.startswith(_ZIP_MAGIC):
+            yield _zip_members(file, path, limits)
+            return
         if head.startswith(_GZIP_MAGIC):
             packed_bytes = path.stat().st_size
             unpacked = _Gunzip(file)

@@ -9,7 +9,7 @@ same numbers either way.
 import re
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter
@@ -41,6 +41,7 @@ from lagom_overlap.trace.gpu_trace import (
     SlowLaunch,
     StreamWait,
 )
+from lagom_overlap.trace.merged import Processes, processes_of
 from lagom_overlap.trace.names import NCCL_PREFIXES, is_communication
 from lagom_overlap.trace.step_marks import PHASES, STEP_NAME, StepMarks
 from lagom_overlap.trace.usual_events import (
@@ -95,6 +96,11 @@ class LaunchedComm:
     end_ns: int
     name: str
     args: CollectiveArgs
+
+
+def _pid_of(event: TraceEvent) -> Hashable:
+    """What the event calls its process; None for what is no name."""
+    return event.pid if isinstance(event.pid, int | str) else None
 
 
 def _pass(_: object) -> None:
@@ -156,9 +162,15 @@ class KinetoEvents:
     waits: list[StreamWait] = field(default_factory=list)
     num_events: int = 0
     num_begun: int = 0
+    only: frozenset[Hashable] | None = None
+    launching_pids: set[Hashable] = field(default_factory=set)
+    gpu_pids: dict[Hashable, int] = field(default_factory=dict)
+    gpu_pid: "array[int]" = field(default_factory=lambda: array("q"))
 
     def take_usual(self, block: bytes) -> bool:
         """Keeps what matters of a list of events if all of them are as usual; else nothing of it, and says so."""
+        if self.only is not None:
+            return False
         try:
             events = USUAL_EVENTS.decode(block)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -183,14 +195,18 @@ class KinetoEvents:
         if columns is None or calls is None or _whole_ns([event.ts for event in telling]) is None:
             return False
         first = self.columns.extend(columns)
+        pids = self.gpu_pids
+        self.gpu_pid.extend([pids.setdefault(event.pid, len(pids)) for event in gpu])
         for at in np.flatnonzero(columns["role"] == _COMM).tolist():
             self.comm_args[first + at] = gpu[at].args.kept()
         self.launches.frombytes(calls.tobytes())
-        self.kernel_launches.extend(
-            launch.args.correlation
+        of_kernels = [
+            launch
             for launch in launches
             if launch.args is not None and launch.args.correlation > 0 and self._launches_kernel(launch.name)
-        )
+        ]
+        self.kernel_launches.extend(launch.args.correlation for launch in of_kernels if launch.args is not None)
+        self.launching_pids.update([launch.pid for launch in of_kernels])
         self._take_others(launches, others)
         for event in telling:
             self._take_telling(event, event.name)
@@ -290,6 +306,8 @@ class KinetoEvents:
             ),
         )
         for event in events:
+            if self.only is not None and _pid_of(event) not in self.only:
+                continue
             if event.ph != "X":
                 self.num_begun += event.ph == "B"
                 continue
@@ -314,6 +332,26 @@ class KinetoEvents:
     def call_ns(self) -> Int64:
         """The launches' times."""
         return np.frombuffer(self.launches, dtype=np.int64)[1::3].copy()
+
+    def processes(self, name: str) -> Processes:
+        """The processes whose traces were merged into this file; none if it is one's.
+
+        Raises:
+            TraceError: if there are several, and GPU events do not say whose they are.
+        """
+        if len(self.launching_pids) < 2:
+            return ()
+        calls = np.frombuffer(self.launches, dtype=np.int64).reshape(-1, 3)
+        pid_of = {number: key[0] for key, number in self.threads.items() if isinstance(key, tuple)}
+        launches: dict[Hashable, tuple[Int64, Int64]] = {}
+        for pid in [pid for pid in dict.fromkeys(pid_of.values()) if pid in self.launching_pids]:
+            mine = np.isin(calls[:, 2], [number for number, owner in pid_of.items() if owner == pid])
+            if mine.any():
+                launches[pid] = calls[mine, 0], calls[mine, 1]
+        correlation, start_ns = self.columns.column("correlation"), self.columns.column("start_ns")
+        number = np.frombuffer(self.gpu_pid, dtype=np.int64)
+        rows = {pid: np.flatnonzero(number == at) for pid, at in self.gpu_pids.items()}
+        return processes_of(launches, {pid: (correlation[at], start_ns[at]) for pid, at in rows.items()}, name)
 
     def _thread(self, event: TraceEvent | CpuEvent) -> int:
         key = (event.pid, event.tid) if not isinstance(event.tid, list | dict) else None
@@ -352,6 +390,7 @@ class KinetoEvents:
             self.launches.extend((correlation, start_ns, self._thread(event)))
             if self._launches_kernel(event.name):
                 self.kernel_launches.append(correlation)
+                self.launching_pids.add(_pid_of(event))
             self._take_slow(event, correlation)
 
     def _take_others(self, launches: Sequence[LaunchEvent], others: Sequence[OtherEvent]) -> None:
@@ -478,6 +517,7 @@ class KinetoEvents:
             grid=to_triple(args.grid),
             block=to_triple(args.block),
         )
+        self.gpu_pid.append(self.gpu_pids.setdefault(_pid_of(event), len(self.gpu_pids)))
         if role == _COMM:
             self.comm_args[number] = args.kept()
 

@@ -7,6 +7,7 @@ from that event's `Input Dims`.
 """
 
 import re
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -32,6 +33,7 @@ from lagom_overlap.trace.gpu_trace import (
     Int64,
 )
 from lagom_overlap.trace.kineto_events import KinetoEvents, LaunchedComm
+from lagom_overlap.trace.merged import MergedTracesError
 from lagom_overlap.trace.names import NCCL_PREFIXES, dtype_bytes, function_name, kind_of, op_of, reach_of, whole_bytes
 from lagom_overlap.trace.usual_events import CollectiveArgs
 
@@ -40,6 +42,9 @@ class NoGpuEventError(TraceError):
     """A trace of the CPU alone."""
 
 
+_FEW_AT_END: Final = 2
+_MANY_AT_END: Final = 0.1
+"""Of all launches: as many as make a step torn (`analysis.findings`)."""
 _NO_DESCRIPTION: Final = ("", "undefined", "None")
 
 
@@ -165,13 +170,16 @@ def _num_gpus(properties: Any) -> int:
 def _lost_launches(held: KinetoEvents) -> tuple[tuple[int, ...], int]:
     """(times of launches of kernels that are not in the file, launches of kernels in all).
 
-    What was launched after the last kernel began may not have run before the profiler stopped.
+    What was launched after the last kernel began may not have run before the profiler stopped. PyTorch's waits for the
+    GPU first, so where that is much of all launches it was lost, or cut off in the middle of a step, which is as bad.
     """
     launches = np.unique(np.frombuffer(held.kernel_launches, dtype=np.int64))
     seen = held.columns.column("correlation")
     at_ns = launches_of(launches, held.call_correlation, held.call_ns)
     last_ns = int(held.columns.column("start_ns").max()) if len(seen) else 0
-    lost = ~np.isin(launches, seen) & (at_ns < last_ns)
+    lost = ~np.isin(launches, seen) & (at_ns != NO_TIME)
+    if np.count_nonzero(lost & (at_ns >= last_ns)) <= max(_FEW_AT_END, _MANY_AT_END * len(launches)):
+        lost &= at_ns < last_ns
     return tuple(np.sort(at_ns[lost]).tolist()), len(launches)
 
 
@@ -182,17 +190,20 @@ def read_kineto(
     *,
     block_bytes: int | None = None,
     as_recorded: bool = False,
+    process: tuple[str, int | None, frozenset[Hashable]] | None = None,
 ) -> tuple[GpuTrace, ...]:
     """The traces in one Kineto file: one, or one for every device that ran kernels.
 
-    What cannot be is left out or put right (`damage.py`) unless the events are wanted as recorded.
+    What cannot be is left out or put right (`damage.py`) unless the events are wanted as recorded. Of a file into which
+    several processes were merged, `process` is the one to read: name, rank, values of `pid`.
 
     Raises:
         NoGpuEventError: if nothing ran on a GPU.
+        MergedTracesError: if the file holds several processes and none was asked for.
         TraceError: if the file is no trace, or its JSON is broken.
     """
     reader = EventReader(stream, prefix) if block_bytes is None else EventReader(stream, prefix, block_bytes)
-    builder = KinetoEvents(pattern)
+    builder = KinetoEvents(pattern, only=None if process is None else process[2])
     for events in reader.blocks(builder.take_usual):
         builder.take(events)
     warnings = list(reader.warnings)
@@ -207,10 +218,16 @@ def read_kineto(
             else "record with ProfilerActivity.CUDA, also on ROCm"
         )
         raise NoGpuEventError(f"{stream.name}: no GPU event among {builder.num_events} events{cut}; {how}")
+    if process is None and (merged := builder.processes(stream.name)):
+        raise MergedTracesError(f"{stream.name}: holds the traces of {len(merged)} processes", merged)
+    name = stream.name if process is None else f"{stream.name} ({process[0]})"
     builder.index_comm_ops()
     info = reader.header.distributed_info if type(reader.header.distributed_info) is dict else {}
     rank, world = to_int(info.get("rank")), to_int(info.get("world_size"))
-    named = RANK_IN_NAME.search(stream.name)
+    if process is not None:  # what stands around the events is one of the processes', nobody knows whose
+        rank, world = (UNKNOWN, UNKNOWN) if process[1] is None else (process[1], world)
+        warnings.append("several processes were merged into the file; each counts as a trace of its own")
+    named = RANK_IN_NAME.search(stream.name) if process is None else None
     if rank < 0 and named is not None and len(named[1]) < 8:
         rank = int(named[1])
     launch = launches_of(
@@ -238,7 +255,7 @@ def read_kineto(
         more += [f"{early} GPU events start before their launch: the clocks of CPU and GPU disagree"] if early else []
         found.append(
             GpuTrace(
-                file=stream.name if len(devices) == 1 else f"{stream.name} (gpu {device})",
+                file=name if len(devices) == 1 else f"{name} (gpu {device})",
                 format="Kineto",
                 rank=rank if rank >= 0 else None,
                 events=built,

@@ -5,6 +5,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +21,7 @@ from lagom_overlap.trace.files import (
 )
 from lagom_overlap.trace.gpu_trace import GpuTrace, short_name
 from lagom_overlap.trace.kineto_reader import NoGpuEventError, read_kineto
+from lagom_overlap.trace.merged import MergedTracesError
 from lagom_overlap.units import KIB, MIB
 
 _SNIFF: Final = 64 * KIB
@@ -48,7 +50,7 @@ _FOREIGN_MARKS: Final = (
     ),
 )
 """Formats that other tools write: how they are known, and the nearest way."""
-_ZIPPED: Final = frozenset({".gz", ".tgz"})
+_ZIPPED: Final = frozenset({".gz", ".tgz", ".zip"})
 _PACKED: Final = 12
 """Kineto's JSON is about this many times its gzip."""
 _MARKS: Final = tuple(
@@ -106,7 +108,8 @@ def _read_stream(stream: ByteStream, options: ReadOptions) -> tuple[GpuTrace, ..
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise TraceError(f"{stream.name}: is text in UTF-16, as PowerShell writes; save it as UTF-8")
     if first not in (b"{", b"["):
-        raise TraceError(f"{stream.name}: is not a trace: JSON is expected, it starts with {first!r}")
+        what = f"it starts with {first!r}" if first or not stream.was_cut else "nothing of it can be unpacked"
+        raise TraceError(f"{stream.name}: is not a trace: JSON is expected, {what}")
     if first == b"[":
         return read_kineto(stream, data, options.pattern, as_recorded=options.as_recorded)
     which = _which(data)
@@ -155,6 +158,8 @@ def _read_all(path: Path, options: ReadOptions) -> Iterator[_Read]:
                 is_empty = False
                 try:
                     traces = _read_stream(stream, options)
+                except MergedTracesError as error:
+                    yield from _read_merged(path, index, error, options)
                 except NoGpuEventError as error:
                     yield _read_cpu(path, index, error)
                 except TraceError as error:
@@ -165,6 +170,17 @@ def _read_all(path: Path, options: ReadOptions) -> Iterator[_Read]:
             yield TraceError(f"{short_name(path)}: an archive without a trace in it")
     except TraceError as error:
         yield error
+
+
+def _read_merged(path: Path, index: int, error: MergedTracesError, options: ReadOptions) -> Iterator[_Read]:
+    """The traces of a file that several processes were merged into, read once for each of them."""
+    for process in error.processes:
+        with open_streams(path, options.limits) as streams:
+            stream = next(islice(streams, index, None))
+            try:
+                yield from read_kineto(stream, b"", options.pattern, as_recorded=options.as_recorded, process=process)
+            except TraceError as why:
+                yield why
 
 
 def _read_cpu(path: Path, index: int, error: TraceError) -> _Read:

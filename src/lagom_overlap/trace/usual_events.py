@@ -79,6 +79,7 @@ class GpuEvent(_Event, gc=False, kw_only=True):
     """A kernel (`memory_op` 0), a copy (1) or a set (2)."""
 
     memory_op: ClassVar[int] = 0
+    pid: int | str | None = None
     args: _GpuArgs
 
 

@@ -3,6 +3,9 @@
 Reads the traces, finds the overlap groups, fits the contention model to them (`analysis/trace_fit.py`), and gives
 `verbs/tune.py` a job whose backend is the fitted model. Every figure is labelled a prediction; what the
 trace does not determine is named in the notes.
+
+How far the model is off is measured on what it did not see: it is fitted to each half of the windows (kernels,
+collectives, makespans), and predicts the makespans of the other half.
 """
 
 import re
@@ -16,10 +19,10 @@ from typing import Final
 import msgspec
 
 from lagom_overlap.analysis.findings import Findings, analyse
-from lagom_overlap.analysis.groups import overlap_groups
+from lagom_overlap.analysis.groups import GroupedTrace, grouped
 from lagom_overlap.analysis.trace_fit import TraceFit, default_of, fit_trace
 from lagom_overlap.analysis.trace_gpu import cluster_of_trace, nearest_cluster
-from lagom_overlap.analysis.traced_job import TracedGroup, TracedJob, traced_job
+from lagom_overlap.analysis.traced_job import TracedGroup, traced_job
 from lagom_overlap.backends.traced import TracedBackend, TracedDefault
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.cost import ContentionModel
@@ -93,7 +96,7 @@ class FromTraceRecord(msgspec.Struct, frozen=True, kw_only=True):
     fit_mean_abs_error: float
     step_s: float
     step_error: float
-    """How far the model's step is off the measured one, as a share; on windows of unseen makespan, if any."""
+    """How far the model's step is off the measured one, as a share; on windows that it was not fitted to, if any."""
     groups: list[TracedGroupRow]
     calls: list[TracedCall]
     sites: list[TracedSite]
@@ -176,15 +179,24 @@ def _route_note(nccl: NcclVersion | None) -> str:
     )
 
 
-def _notes(job: TracedJob, fit: TraceFit, findings: Findings, errors: FitErrors) -> tuple[str, ...]:
+def _held_out_words(errors: FitErrors) -> str:
+    """On what the error of a step was measured."""
+    num = len(errors.num_held_out)
+    if errors.num_seen == num:
+        return "on what it was fitted to: no group ran twice here, so no gain has an interval; record more steps"
+    some = f" ({errors.num_seen} of {num} groups ran once, and count with what they were fitted to)"
+    return f"where each half of the windows is predicted by a fit to the other{some if errors.num_seen else ''}"
+
+
+def _notes(fit: TraceFit, findings: Findings, errors: FitErrors) -> tuple[str, ...]:
+    job = fit.job
     held_s = sum(held.makespan_s * held.source.per_step for held in job.groups)
     step_s = errors.step_s
     estimated = sum(held.num_estimated for held in job.groups)
     notes = [
         "Predicted from a trace: nothing was run. The times come from the contention model, fitted to the trace.",
         f"The fitted model gives the groups' makespans with a mean error of {format_percent(fit.mean_abs_error)}; of a "
-        f"step it is {format_percent(errors.share)} off, on windows whose makespan the fit did not see where a group "
-        "has two; times of single kernels and collectives are medians of all windows.",
+        f"step it is {format_percent(errors.share)} off, {_held_out_words(errors)}.",
         f"The groups take {format_seconds(held_s)} of a step of {format_seconds(step_s)}; the rest stays as it is.",
         _route_note(_nccl_of(findings)),
         "A join that the computation reached after its collective had ended leaves no trace: how much slower a hidden "
@@ -197,23 +209,35 @@ def _notes(job: TracedJob, fit: TraceFit, findings: Findings, errors: FitErrors)
     return (*notes, *job.left_out)
 
 
-def _errors(traced: Sequence[TracedGroup], held_out: Sequence[float | None], fit: TraceFit, step_s: float) -> FitErrors:
-    """How far each group is off where the fit did not look; where it ran once, where it looked."""
+def _errors(fit: TraceFit, halves: Sequence[TraceFit], trace: GroupedTrace, step_s: float) -> FitErrors:
+    """How far each group is off: the two halves predict each other, or the fit what it saw where there are none.
+
+    A fit to every second window cannot tell that later steps differ from earlier ones: that difference counts, too.
+    """
+    traced = fit.job.groups
+    measured = [{held.group.name: held.makespan_s for held in half.job.groups} for half in halves]
+    simulated = [half.makespans_s() for half in halves]
+    in_sample = fit.makespans_s()
+    error_s, num_held_out = {}, {}
+    for held in traced:
+        name = held.group.name
+        crossed = [
+            abs(ours[name] - theirs[name])
+            for ours, theirs in zip(simulated, reversed(measured), strict=True)
+            if name in ours and name in theirs
+        ]
+        seen = abs(in_sample[name] - held.makespan_s)
+        error_s[name] = max(trace.drifts_s[name], *(crossed or [seen]))
+        num_held_out[name] = held.source.num_occurrences if crossed else 0
     return FitErrors(
         step_s=step_s,
         per_step={held.group.name: held.source.per_step for held in traced},
-        error_s={
-            held.group.name: abs(exp(left) * held.makespan_s - (held.makespan_s if other is None else other))
-            for held, other, left in zip(traced, held_out, fit.log_residuals, strict=True)
-        },
-        num_held_out={
-            held.group.name: 0 if other is None else held.source.num_occurrences // 2
-            for held, other in zip(traced, held_out, strict=True)
-        },
+        error_s=error_s,
+        num_held_out=num_held_out,
     )
 
 
-def _check_modelled(errors: FitErrors, traced: Sequence[TracedGroup]) -> None:
+def _check_modelled(errors: FitErrors, traced: Sequence[TracedGroup], drifts_s: Mapping[str, float]) -> None:
     """Refuses a model whose step is not the measured one.
 
     Raises:
@@ -224,10 +248,14 @@ def _check_modelled(errors: FitErrors, traced: Sequence[TracedGroup]) -> None:
     worst = max(traced, key=lambda held: errors.per_step[held.group.name] * errors.error_s[held.group.name])
     name = worst.group.name
     calls = ", ".join(f"{op.collective.kind} {format_bytes(op.collective.num_bytes)}" for op in worst.group.comms[:3])
+    drifts = errors.error_s[name] <= drifts_s[name]
+    drift = ", as its later steps differ from its earlier ones" if drifts else ""
+    on = "what it was fitted to" if errors.num_seen == len(traced) else "windows that it was not fitted to"
     raise TraceError(
-        f"this trace cannot be modelled, because the fitted model is {format_percent(errors.share)} of the step off "
-        f"what was measured ({format_percent(MAX_STEP_ERROR, 0)} are allowed), most of it in {name} ({calls}: "
-        f"{format_seconds(worst.makespan_s)} measured, off by {format_seconds(errors.error_s[name])}); "
+        f"this trace cannot be modelled, because on {on} the fitted model is "
+        f"{format_percent(errors.share)} of the step off what was measured ({format_percent(MAX_STEP_ERROR, 0)} are "
+        f"allowed), most of it in {name} ({calls}: {format_seconds(worst.makespan_s)} measured, off by "
+        f"{format_seconds(errors.error_s[name])}{drift}); "
         "measure instead: lagom run --online -- COMMAND"
     )
 
@@ -307,8 +335,9 @@ def _sites(traced: Sequence[TracedGroup], findings: Findings) -> _Sites:
 
 
 def _record(
-    request: FromTraceRequest, job: TracedJob, fit: TraceFit, *, errors: FitErrors, findings: Findings, sites: _Sites
+    request: FromTraceRequest, fit: TraceFit, *, errors: FitErrors, findings: Findings, sites: _Sites
 ) -> FromTraceRecord:
+    job = fit.job
     ratios = [exp(left) for left in fit.log_residuals]
     return FromTraceRecord(
         traces=[path.name for path in request.traces],
@@ -370,18 +399,20 @@ def predicted_job(request: FromTraceRequest) -> PredictedJob:
     findings = analyse(traces)
     cluster, stands_in = _cluster(job, findings)
     model = job.price_on(cluster)
-    traced = traced_job(findings, overlap_groups(findings), model)
-    if not traced.groups:
-        why = f" ({traced.left_out[0]})" if traced.left_out else ""
+    trace = grouped(findings)
+    fit = fit_trace(findings, trace.groups, model)
+    if fit is None:
+        left_out = traced_job(findings, trace.groups, model).left_out
+        why = f" ({left_out[0]})" if left_out else ""
         raise TraceError(
             f"no overlap group of the trace can be simulated{why}: there is nothing to tune by a model; measure "
             "instead: lagom run --online -- COMMAND"
         )
-    halves = [held.halves() for held in traced.groups]
-    seen = [half for half, _ in halves]
-    fit = fit_trace(seen, model)
-    errors = _errors(seen, [other for _, other in halves], fit, _step_s(findings))
-    _check_modelled(errors, seen)
+    traced, step_s = fit.job, _step_s(findings)
+    _check_modelled(_errors(fit, [], trace, step_s), traced.groups, trace.drifts_s)  # else two fits more to refuse it
+    halves = [fit_trace(findings, list(half.values()), model, half=at) for at, half in enumerate(trace.halves)]
+    errors = _errors(fit, [half for half in halves if half is not None], trace, step_s)
+    _check_modelled(errors, traced.groups, trace.drifts_s)
     groups = tuple(held.group for held in traced.groups)
     sites = _sites(traced.groups, findings)
     backend_request = replace(job.request_for(groups, seed=request.seed), cluster=fit.model.cluster)
@@ -391,13 +422,12 @@ def predicted_job(request: FromTraceRequest) -> PredictedJob:
         backend=TracedBackend(
             fit.model, backend_request, _defaults(traced.groups, fit.model), _nccl_of(findings) or ASSUMED_NCCL
         ),
-        caveats=(*_notes(traced, fit, findings, errors), *stands_in, *sites.notes, *unread),
+        caveats=(*_notes(fit, findings, errors), *stands_in, *sites.notes, *unread),
         ties=sites.ties,
         fit_errors=errors,
         default_words="what the trace ran (simulated)",
         trace_record=_record(
             request,
-            traced,
             fit,
             errors=errors,
             findings=findings,

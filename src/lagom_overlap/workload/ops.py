@@ -162,7 +162,8 @@ class Kernel:
     memory contention (theta), `block_bytes` the device-memory bytes of one block (D). A kernel whose resident blocks
     fetch tiles as they go (work stealing, stream-K) has its tiles as `num_blocks`, and as `grid` the blocks that it
     launches, `cluster` of which run in one GPC; each brings `own_tiles` tiles with it and fetches the rest
-    (`cost.persistent`). Without a `grid` every block is dispatched by the hardware.
+    (`cost.persistent`). Without a `grid` every block is dispatched by the hardware. `slowdown_scale` multiplies what
+    Eqs 5 and 6 add to its time during collectives; other than 1 only where a trace was fitted, and never written.
     """
 
     num_blocks: int
@@ -172,9 +173,11 @@ class Kernel:
     grid: int | None = None
     cluster: int = 1
     own_tiles: int = 0
+    slowdown_scale: float = 1.0
 
     def __post_init__(self) -> None:
         _check_positive(self, num_blocks=self.num_blocks, blocks_per_sm=self.blocks_per_sm, wave_s=self.wave_s)
+        _check_positive(self, slowdown_scale=self.slowdown_scale)
         if self.grid is not None:
             _check_positive(self, grid=self.grid, cluster=self.cluster)
         if self.own_tiles < 0 or (self.grid is None and (self.cluster, self.own_tiles) != (1, 0)):

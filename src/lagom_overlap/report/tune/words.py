@@ -161,18 +161,20 @@ def _prediction(result: TuneResult, verdict: Verdict, than: str) -> str:
 
 def _gain_text(gain: PredictedGain) -> str:
     """What of a whole step would be saved, with the model's own error; a sentence behind a blank."""
-    low, high = gain.limits
-    seen = (
-        f"{gain.num_held_out} windows whose makespan the fit did not see"
-        if gain.num_held_out
-        else "the windows it was fitted to"
-    )
-    error = f"the model's error on {seen}"
+    on = f"{gain.num_held_out} windows that it was not fitted to" if gain.is_held_out else "what it was fitted to"
+    error = f"the model's error on {on}"
     if not gain.is_beyond_error:
         return (
             f" Of the step it would save {format_seconds(gain.saving_s)}, {error} is {format_seconds(gain.error_s)}: "
             "nothing is recommended."
         )
+    if gain.limits is None:
+        return (
+            f" Of the step of {format_seconds(gain.step_s)} it would save "
+            f"{format_percent(gain.saving_s / gain.step_s)}, "
+            "without an interval: what changes ran too seldom in the trace to hold windows out; record more steps."
+        )
+    low, high = gain.limits
     saved = f"{format_percent(low)} to {format_percent(high)}"
     return f" Of the step of {format_seconds(gain.step_s)} it would save {saved}, by {error}."
 
