@@ -128,13 +128,15 @@ class PredictedGain:
     """What settings would save of a traced step of `step_s`, and how far the model was off on the groups they change.
 
     `error_s` is the model's error on windows of the trace that it was not fitted to, `num_held_out` of them, summed
-    over the groups that change; all in seconds per step of the average rank.
+    over the groups that change; all in seconds per step of the average rank. `is_emulated`: the trace is of emulated
+    GPUs, where what was predicted is tried, too.
     """
 
     step_s: float
     saving_s: float
     error_s: float
     num_held_out: int
+    is_emulated: bool = False
 
     @property
     def is_beyond_error(self) -> bool:
@@ -159,6 +161,7 @@ class FitErrors:
     per_step: Mapping[str, float]
     error_s: Mapping[str, float]
     num_held_out: Mapping[str, int]
+    is_emulated: bool = False
 
     @property
     def share(self) -> float:
@@ -172,6 +175,7 @@ class FitErrors:
             saving_s=sum(self.per_step[name] * saving_s for name, saving_s in savings_s.items()),
             error_s=sum(self.per_step[name] * self.error_s[name] for name in savings_s),
             num_held_out=sum(self.num_held_out[name] for name in savings_s),
+            is_emulated=self.is_emulated,
         )
 
 

@@ -190,6 +190,8 @@ def _notes(job: TracedJob, fit: TraceFit, findings: Findings, errors: FitErrors)
         "A join that the computation reached after its collective had ended leaves no trace: how much slower a hidden "
         "collective may become is not known.",
     ]
+    if _is_emulated(findings):
+        notes[0] += " The trace is of emulated GPUs, whose times are a cost model's, too."
     if fit.unidentified:
         notes.append(f"The trace does not determine {', '.join(fit.unidentified)}: they stay near the preset's values.")
     if estimated:
@@ -197,10 +199,13 @@ def _notes(job: TracedJob, fit: TraceFit, findings: Findings, errors: FitErrors)
     return (*notes, *job.left_out)
 
 
-def _errors(traced: Sequence[TracedGroup], held_out: Sequence[float | None], fit: TraceFit, step_s: float) -> FitErrors:
+def _errors(
+    traced: Sequence[TracedGroup], held_out: Sequence[float | None], fit: TraceFit, findings: Findings
+) -> FitErrors:
     """How far each group is off where the fit did not look; where it ran once, where it looked."""
     return FitErrors(
-        step_s=step_s,
+        step_s=_step_s(findings),
+        is_emulated=_is_emulated(findings),
         per_step={held.group.name: held.source.per_step for held in traced},
         error_s={
             held.group.name: abs(exp(left) * held.makespan_s - (held.makespan_s if other is None else other))
@@ -230,6 +235,10 @@ def _check_modelled(errors: FitErrors, traced: Sequence[TracedGroup]) -> None:
         f"{format_seconds(worst.makespan_s)} measured, off by {format_seconds(errors.error_s[name])}); "
         "measure instead: lagom run --online -- COMMAND"
     )
+
+
+def _is_emulated(findings: Findings) -> bool:
+    return any(rank.trace.is_emulated for rank in findings.ranks)
 
 
 def _step_s(findings: Findings) -> float:
@@ -380,7 +389,7 @@ def predicted_job(request: FromTraceRequest) -> PredictedJob:
     halves = [held.halves() for held in traced.groups]
     seen = [half for half, _ in halves]
     fit = fit_trace(seen, model)
-    errors = _errors(seen, [other for _, other in halves], fit, _step_s(findings))
+    errors = _errors(seen, [other for _, other in halves], fit, findings)
     _check_modelled(errors, seen)
     groups = tuple(held.group for held in traced.groups)
     sites = _sites(traced.groups, findings)

@@ -1,6 +1,7 @@
 """The verdict in words that a colleague understands; the same words in the page and in the terminal."""
 
 from lagom_overlap.collective import CommConfig, launch_of
+from lagom_overlap.results.conclusion import line_under
 from lagom_overlap.results.tune import ENGINE_DEFAULT, EngineShare, PredictedGain, TuneResult
 from lagom_overlap.tuners.problem import Assignment, GroupProblem, Measurement
 from lagom_overlap.tuners.sequential import Decision
@@ -198,8 +199,11 @@ def next_commands(result: TuneResult) -> tuple[str, ...]:
 
 def next_step(result: TuneResult, folder: str = "RUN") -> str:
     """How what was found is used and undone; empty where there is nothing to use. `folder` is the run's."""
-    if result.is_prediction and (result.changes_nothing or not (result.predicted and result.predicted.is_beyond_error)):
-        return "Next: lagom run --online -- COMMAND, which measures in the job itself what a trace cannot tell."
+    gain = result.predicted
+    launcher = "lagom emulate ... --" if gain is not None and gain.is_emulated else ""
+    if result.is_prediction and (result.changes_nothing or not (gain and gain.is_beyond_error)):
+        online = line_under(launcher, "lagom run --online -- COMMAND")
+        return f"Next: {online}, which measures in the job itself what a trace cannot tell."
     if result.verdict is None or not result.verdict.adopted or result.changes_nothing:
         return ""
     if result.step_s is not None and result.tuned_step_s is not None and result.tuned_step_s >= result.step_s:
@@ -208,7 +212,8 @@ def next_step(result: TuneResult, folder: str = "RUN") -> str:
     if result.num_stages > 1:  # a file of settings holds one rank's calls, and the stages' differ
         return f"To prove it on the machine: {proves}. To undo it: start the job without lagom run."
     if result.is_prediction:
-        return f"Next: lagom run --prove {folder} -- COMMAND, which judges it in the job itself."
+        prove = line_under(launcher, f"lagom run --prove {folder} -- COMMAND")
+        return f"Next: {prove}, which judges it in the job itself."
     if result.is_simulated:
         sets = f"lagom run --config {folder} -- COMMAND sets these unproven"
         return f"To prove it on the machine: {proves}; {sets}. To undo either: start the job without lagom run."
