@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from typing import Final
 
 _EMULATED: Final = "on emulated GPUs: "
+ELSEWHERE: Final = "lagom emulate ... --"
+"""What stands in a line to type for an emulation that a trace does not say how to start."""
 
 
 def line_under(launcher: str, line: str) -> str:

@@ -1,7 +1,7 @@
 """The verdict in words that a colleague understands; the same words in the page and in the terminal."""
 
 from lagom_overlap.collective import CommConfig, launch_of
-from lagom_overlap.results.conclusion import line_under
+from lagom_overlap.results.conclusion import ELSEWHERE, line_under
 from lagom_overlap.results.tune import ENGINE_DEFAULT, EngineShare, PredictedGain, TuneResult
 from lagom_overlap.tuners.problem import Assignment, GroupProblem, Measurement
 from lagom_overlap.tuners.sequential import Decision
@@ -162,7 +162,7 @@ def _gain_text(gain: PredictedGain) -> str:
     """What of a whole step would be saved, with the model's own error; a sentence behind a blank."""
     low, high = gain.limits
     seen = (
-        f"{gain.num_held_out} windows whose makespan the fit did not see"
+        f"{gain.num_held_out} window{'' if gain.num_held_out == 1 else 's'} whose makespan the fit did not see"
         if gain.num_held_out
         else "the windows it was fitted to"
     )
@@ -200,7 +200,7 @@ def next_commands(result: TuneResult) -> tuple[str, ...]:
 def next_step(result: TuneResult, folder: str = "RUN") -> str:
     """How what was found is used and undone; empty where there is nothing to use. `folder` is the run's."""
     gain = result.predicted
-    launcher = "lagom emulate ... --" if gain is not None and gain.is_emulated else ""
+    launcher = ELSEWHERE if gain is not None and gain.is_emulated else ""
     if result.is_prediction and (result.changes_nothing or not (gain and gain.is_beyond_error)):
         online = line_under(launcher, "lagom run --online -- COMMAND")
         return f"Next: {online}, which measures in the job itself what a trace cannot tell."
