@@ -1,10 +1,11 @@
 """GPT by Megatron-Core's local modules: distributed optimizer with overlap, tensor, pipeline and expert parallelism.
 
 torchrun --nproc-per-node 8 megatron_gpt.py [--tensor 2] [--pipeline 2] [--chunks 2]
-    [--experts 8 --expert 4 [--combined]] STEPS
+    [--experts 8 --expert 4 [--combined]] [--overlap none|gradients|both] STEPS
 
-`--combined` is `overlap_moe_expert_parallel_comm`, Megatron-Core's combined 1F1B. Routing is balanced by Megatron's own
-benchmark switch (random logits), so that what is sent where does not hang on the values of large products.
+`--overlap` are Megatron-LM's --overlap-grad-reduce and --overlap-param-gather, `--combined` is
+`overlap_moe_expert_parallel_comm`, Megatron-Core's combined 1F1B. Routing is balanced by Megatron's own benchmark
+switch (random logits), so that what is sent where does not hang on the values of large products.
 """
 
 import argparse
@@ -30,6 +31,7 @@ parser.add_argument("--chunks", type=int, default=1, help="model chunks of a sta
 parser.add_argument("--experts", type=int, help="a mixture of so many experts")
 parser.add_argument("--expert", type=int, default=1, help="ranks that share the experts")
 parser.add_argument("--combined", action="store_true")
+parser.add_argument("--overlap", choices=("none", "gradients", "both"), default="both")
 parser.add_argument("--sequence", type=int, default=1024)
 parser.add_argument("--hidden", type=int, default=1024)
 parser.add_argument("--layers", type=int, default=4)
@@ -95,7 +97,9 @@ def chunk_of(number):
 
 
 overlap = DistributedDataParallelConfig(
-    overlap_grad_reduce=True, use_distributed_optimizer=True, overlap_param_gather=True
+    overlap_grad_reduce=options.overlap != "none",
+    use_distributed_optimizer=True,
+    overlap_param_gather=options.overlap == "both",
 )
 model = [DistributedDataParallel(config, overlap, chunk_of(each if CHUNKS else None)) for each in range(options.chunks)]
 optimizer = get_megatron_optimizer(
@@ -105,7 +109,7 @@ optimizer = get_megatron_optimizer(
         bf16=True,
         params_dtype=torch.bfloat16,
         use_distributed_optimizer=True,
-        overlap_param_gather=True,
+        overlap_param_gather=options.overlap == "both",
     ),
     model,
 )
@@ -118,8 +122,10 @@ def of_chunks(values):
 
 config.finalize_model_grads_func = finalize_model_grads
 config.no_sync_func = of_chunks([each.no_sync for each in model])
-config.grad_sync_func = of_chunks([each.start_grad_sync for each in model])
-config.param_sync_func = of_chunks([each.start_param_sync for each in model])
+if options.overlap != "none":
+    config.grad_sync_func = of_chunks([each.start_grad_sync for each in model])
+if options.overlap == "both":
+    config.param_sync_func = of_chunks([each.start_param_sync for each in model])
 
 tokens = torch.randint(0, VOCABULARY, (1, options.sequence), device="cuda")
 positions = torch.arange(options.sequence, device="cuda")[None]
