@@ -3,10 +3,10 @@
     LAGOM_CUDA_PYTHON=.venv-cuda/bin/python python benchmarks/emulated_settings.py [--predict] [NAME ...]
 
 Each row is a job of `benchmarks/emulated_stacks` with one setting off and on. FSDP2's need PyTorch's CUDA build in the
-environment that LAGOM_CUDA_PYTHON names, Megatron's jobs megatron-core too. The last of three steps counts. Kernels have
-one cost model on both sides, so this judges what frameworks issue with a setting and what that does to the iteration, not
-what a GPU takes. Prints a table in Markdown; "difference" is the emulated gain less the predicted one, in points of the
-iteration without the setting. Nothing here is fitted.
+environment that LAGOM_CUDA_PYTHON names, Megatron's jobs megatron-core too. The last of three steps counts. Kernels
+have one cost model on both sides: this judges what frameworks issue with a setting and what that does to the iteration,
+not what a GPU takes. Prints a table in Markdown; "difference" is the emulated gain less the predicted one, in points
+of the iteration without the setting. Nothing here is fitted.
 """
 
 import argparse
