@@ -72,8 +72,23 @@ config = TransformerConfig(
     bf16=True,
     use_cpu_initialization=True,
     gradient_accumulation_fusion=False,
+    hidden_dropout=0.0,
+    attention_dropout=0.0,
     **(mixture if options.experts else {}),
 )
+
+
+class FlashAttention(torch.nn.Module):
+    """PyTorch's, where Megatron's local attention has the scores in memory: what Transformer Engine would run."""
+
+    def __init__(self, config, layer_number, attn_mask_type, attention_type, **_):
+        super().__init__()
+
+    def forward(self, query, key, value, attention_mask, **_):
+        """(sequence, batch, heads, columns) to (sequence, batch, width)."""
+        heads = (each.permute(1, 2, 0, 3) for each in (query, key, value))
+        mixed = torch.nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
+        return mixed.permute(2, 0, 1, 3).flatten(2)
 
 
 def chunk_of(number):
@@ -84,6 +99,7 @@ def chunk_of(number):
         layers = get_gpt_decoder_block_spec(config, use_transformer_engine=False, vp_stage=number)
     else:
         layers = get_gpt_layer_local_spec()
+        layers.submodules.self_attention.submodules.core_attention = FlashAttention
     gpt = GPTModel(
         config=config,
         transformer_layer_spec=layers,
@@ -97,6 +113,7 @@ def chunk_of(number):
 
 
 overlap = DistributedDataParallelConfig(
+    grad_reduce_in_fp32=True,  # as --bf16 sets it (training/arguments.py)
     overlap_grad_reduce=options.overlap != "none",
     use_distributed_optimizer=True,
     overlap_param_gather=options.overlap == "both",
