@@ -7,7 +7,8 @@ and every second product, as torchtitan's selective mode by operators does, RECO
 input. JOINT=1 has one product for query, key and value and one for gate and up, as the model of `simulate` and
 Megatron-LM. BATCH is 1, micro-batches are MICRO_BATCHES. REPLICAS=2 shards over half of the ranks and adds the halves'
 gradients (HSDP); TENSOR=2 has tensor parallelism over neighbours, with sequence parallelism and a loss that is never
-gathered, as torchtitan does. RESHARD=0 keeps parameters whole between forward and backward. DDP=1 is
+gathered, as torchtitan does. RESHARD=0 keeps parameters whole between forward and backward, PREFETCH=2
+has each unit gather two ahead (`set_modules_to_forward_prefetch`, `..._backward_prefetch`). DDP=1 is
 DistributedDataParallel under autocast in FSDP2's place. FREE_LOGITS=1 drops them before backward, as torchtitan does.
 SHAPE has another model's sizes, SEQUENCE another length. At the end each rank's peaks of allocated and reserved memory
 stand in PEAKS.RANK, if PEAKS is given.
@@ -182,6 +183,11 @@ if not IS_DDP:
     for unit in (model.embedding, *model.layers, [model.norm, model.head]):
         fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=RESHARDS)
     fully_shard(model, mesh=mesh, mp_policy=policy)
+if (PREFETCH := int(os.environ.get("PREFETCH", "1"))) > 1:
+    units = [model.embedding, *model.layers, model.norm]  # norm and head are one unit, which the first of them names
+    for at, unit in enumerate(units):
+        unit.set_modules_to_forward_prefetch(units[at + 1 : at + 1 + PREFETCH])
+        unit.set_modules_to_backward_prefetch(units[max(0, at - PREFETCH) : at][::-1])
 model.to_empty(device="cuda")  # values do not matter here, and no rank holds all of them
 if IS_DDP:
     model = nn.parallel.DistributedDataParallel(model)

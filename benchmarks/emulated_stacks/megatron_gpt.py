@@ -1,10 +1,11 @@
 """GPT by Megatron-Core's local modules: distributed optimizer with overlap, tensor, pipeline and expert parallelism.
 
 torchrun --nproc-per-node 8 megatron_gpt.py [--tensor 2] [--pipeline 2] [--chunks 2]
-    [--experts 8 --expert 4 [--combined]] STEPS
+    [--experts 8 --expert 4 [--combined]] [--overlap none|gradients|both] STEPS
 
-`--combined` is `overlap_moe_expert_parallel_comm`, Megatron-Core's combined 1F1B. Routing is balanced by Megatron's own
-benchmark switch (random logits), so that what is sent where does not hang on the values of large products.
+`--overlap` are Megatron-LM's --overlap-grad-reduce and --overlap-param-gather, `--combined` is
+`overlap_moe_expert_parallel_comm`, Megatron-Core's combined 1F1B. Routing is balanced by Megatron's own benchmark
+switch (random logits), so that what is sent where does not hang on the values of large products.
 """
 
 import argparse
@@ -30,6 +31,7 @@ parser.add_argument("--chunks", type=int, default=1, help="model chunks of a sta
 parser.add_argument("--experts", type=int, help="a mixture of so many experts")
 parser.add_argument("--expert", type=int, default=1, help="ranks that share the experts")
 parser.add_argument("--combined", action="store_true")
+parser.add_argument("--overlap", choices=("none", "gradients", "both"), default="both")
 parser.add_argument("--sequence", type=int, default=1024)
 parser.add_argument("--hidden", type=int, default=1024)
 parser.add_argument("--layers", type=int, default=4)
@@ -70,8 +72,23 @@ config = TransformerConfig(
     bf16=True,
     use_cpu_initialization=True,
     gradient_accumulation_fusion=False,
+    hidden_dropout=0.0,
+    attention_dropout=0.0,
     **(mixture if options.experts else {}),
 )
+
+
+class FlashAttention(torch.nn.Module):
+    """PyTorch's, where Megatron's local attention has the scores in memory: what Transformer Engine would run."""
+
+    def __init__(self, config, layer_number, attn_mask_type, attention_type, **_):
+        super().__init__()
+
+    def forward(self, query, key, value, attention_mask, **_):
+        """(sequence, batch, heads, columns) to (sequence, batch, width)."""
+        heads = (each.permute(1, 2, 0, 3) for each in (query, key, value))
+        mixed = torch.nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
+        return mixed.permute(2, 0, 1, 3).flatten(2)
 
 
 def chunk_of(number):
@@ -82,6 +99,7 @@ def chunk_of(number):
         layers = get_gpt_decoder_block_spec(config, use_transformer_engine=False, vp_stage=number)
     else:
         layers = get_gpt_layer_local_spec()
+        layers.submodules.self_attention.submodules.core_attention = FlashAttention
     gpt = GPTModel(
         config=config,
         transformer_layer_spec=layers,
@@ -95,7 +113,10 @@ def chunk_of(number):
 
 
 overlap = DistributedDataParallelConfig(
-    overlap_grad_reduce=True, use_distributed_optimizer=True, overlap_param_gather=True
+    grad_reduce_in_fp32=True,  # as --bf16 sets it (training/arguments.py)
+    overlap_grad_reduce=options.overlap != "none",
+    use_distributed_optimizer=True,
+    overlap_param_gather=options.overlap == "both",
 )
 model = [DistributedDataParallel(config, overlap, chunk_of(each if CHUNKS else None)) for each in range(options.chunks)]
 optimizer = get_megatron_optimizer(
@@ -105,7 +126,7 @@ optimizer = get_megatron_optimizer(
         bf16=True,
         params_dtype=torch.bfloat16,
         use_distributed_optimizer=True,
-        overlap_param_gather=True,
+        overlap_param_gather=options.overlap == "both",
     ),
     model,
 )
@@ -118,8 +139,10 @@ def of_chunks(values):
 
 config.finalize_model_grads_func = finalize_model_grads
 config.no_sync_func = of_chunks([each.no_sync for each in model])
-config.grad_sync_func = of_chunks([each.start_grad_sync for each in model])
-config.param_sync_func = of_chunks([each.start_param_sync for each in model])
+if options.overlap != "none":
+    config.grad_sync_func = of_chunks([each.start_grad_sync for each in model])
+if options.overlap == "both":
+    config.param_sync_func = of_chunks([each.start_param_sync for each in model])
 
 tokens = torch.randint(0, VOCABULARY, (1, options.sequence), device="cuda")
 positions = torch.arange(options.sequence, device="cuda")[None]

@@ -21,6 +21,8 @@ OTHERS_MAY_WRITE = 0o022
 """Mode bits that let users other than the owner write a file; the plug-in refuses a table that has one set."""
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _VERSIONED = ("lagom-overlap", "numpy", "scipy", "torch")
+EMULATION_VARIABLE = "LAGOM_EMULATION_COMMAND"
+"""Set by `lagom emulate` for the command that it runs: how it was called, up to its own `--`, for a shell."""
 
 
 def write_private(path: Path, content: bytes) -> None:
@@ -255,14 +257,21 @@ def _cpu_model() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
+def emulated_by() -> str:
+    """The `lagom emulate ... --` that this process runs under, for a shell; empty where it does not."""
+    return os.environ.get(EMULATION_VARIABLE, "")
+
+
 def describe_machine() -> dict[str, str]:
-    """This machine: CPU, cores, load, system; no host or user name."""
+    """This machine: CPU, cores, load, system, and what emulates its GPUs where they are; no host or user name."""
     load = os.getloadavg()[0]
+    emulated = {"emulated_by": emulated_by()} if emulated_by() else {}
     return {
         "cpu": _cpu_model(),
         "cores": str(len(os.sched_getaffinity(0))),
         "load_1min": f"{load:.1f}",
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        **emulated,
     }
 
 

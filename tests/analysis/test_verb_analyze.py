@@ -318,6 +318,22 @@ def test_a_trace_without_steps_is_not_called_a_step(tmp_path):
     assert analysis_text(report).startswith("The whole trace takes 100 us (no steps marked): ")
 
 
+@pytest.mark.parametrize("is_anonymous", [False, True])
+def test_a_trace_of_emulated_gpus_says_so_and_blames_no_cpu(tmp_path, is_anonymous):
+    """Its launches are on the machine's own clock, here far behind the kernels that they launch."""
+    files = []
+    for gpu in ("NVIDIA H100-SXM5-80GB", "NVIDIA H100-SXM5-80GB (emulated)"):
+        file = KinetoFile(deviceProperties=[{"id": 0, "name": gpu, "numSms": 132}])
+        for number in range(3):
+            file.kernel("gemm", 200 * number, 100, launch=200 * number + 150)
+        files.append(file.write(tmp_path / f"{len(files)}.json"))
+    real, emulated = (run_analyze(AnalyzeRequest(traces=(path,), is_anonymous=is_anonymous)) for path in files)
+    assert any("clocks of CPU and GPU disagree" in line for line in real.warnings)
+    assert not any("clocks of CPU and GPU disagree" in line for line in emulated.warnings)
+    assert [line for line in emulated.warnings if line.startswith("emulated GPUs, nothing was measured")]
+    assert [result.ranks[0].host_bound_s for result in (real, emulated)] == [pytest.approx(200e-6), 0]
+
+
 def test_the_same_traces_give_the_same_json(trace):
     assert run_analyze(AnalyzeRequest(traces=(trace,))) == run_analyze(AnalyzeRequest(traces=(trace,)))
 

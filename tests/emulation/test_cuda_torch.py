@@ -317,6 +317,51 @@ def test_a_running_job_is_tuned_to_a_verdict(tmp_path: Path) -> None:
         assert len([call for call in profile.collectives if call.is_complete]) >= 9 * 5
 
 
+def typed(line: str, folder: Path) -> str:
+    """What a line for a shell says on stdout and stderr, with the commands of the environment under test."""
+    path = os.pathsep.join((str(Path(PYTHON).parent), os.environ["PATH"]))
+    shell = ["sh", "-c", line]
+    done = subprocess.run(
+        shell, capture_output=True, text=True, cwd=folder, env=os.environ | {"PATH": path}, timeout=900, check=False
+    )
+    assert done.returncode == 0, (line, done.stderr[-4000:])
+    return done.stdout + done.stderr
+
+
+def next_line(said: str) -> str:
+    """The line to type next, without what stands behind it in words."""
+    (line,) = re.findall(r"^(?:lagom: )?next: (.*?)(?:  +\(.*\)|  # .*)?$", said, re.MULTILINE | re.IGNORECASE)
+    return line
+
+
+@pytest.mark.cuda_torch
+@pytest.mark.timeout(3000)
+def test_each_line_of_the_chain_leads_to_the_next_and_to_a_proof_that_says_emulated(tmp_path: Path) -> None:
+    """Watch, analyze, tune by the trace, export, prove, compare: docs/guides/emulated_chain.md."""
+    emulate = "lagom emulate --cluster a40_nvlink --"
+    job = f"torchrun --nproc-per-node 2 {Path(__file__).with_name('chain_job.py')}"
+    seen = typed(f"{emulate} lagom run --observe --out seen -- {job}", tmp_path)
+    assert "result: on emulated GPUs: " in seen
+    assert next_line(seen) == f"{emulate} lagom run --online -- {job}"
+    analysed = typed("lagom analyze seen/traces", tmp_path)
+    assert "emulated GPUs, nothing was measured" in " ".join(analysed.split())
+    tuned = typed(f"{next_line(analysed)} --out tuned", tmp_path)
+    assert "Next: lagom emulate ... -- lagom run --prove tuned -- COMMAND" in " ".join(tuned.split())
+    exported = typed("lagom export tuned --format plugin", tmp_path)
+    assert next_line(exported) == "lagom emulate ... -- lagom run --config tuned/lagom_table.bin -- COMMAND"
+    proven = typed(f"{emulate} lagom run --prove tuned/lagom_table.bin --out proof -- {job}", tmp_path)
+    assert "result: on emulated GPUs: adopt: " in proven
+    assert next_line(proven).startswith(f"{emulate} lagom run --config ")
+    proof = json.loads((tmp_path / "proof" / "proof.json").read_text())
+    assert proof["machine"]["emulated_by"] == emulate
+    # The same cost model prices both, so what is predicted of the step is what it gains, but for what a trace hides.
+    predicted = json.loads((tmp_path / "tuned" / "run.json").read_text())["result"]["predicted"]
+    gain = 1 - proof["configured_s"][0] / proof["default_s"][0]
+    assert gain == pytest.approx(predicted["saving_s"] / predicted["step_s"], abs=0.005)
+    compared = typed("lagom diff seen proof/01-configured", tmp_path)
+    assert "result: on emulated GPUs: " in compared
+
+
 @pytest.mark.cuda_torch
 @pytest.mark.timeout(1000)
 @pytest.mark.parametrize("lacking_rank", [-1, 1])

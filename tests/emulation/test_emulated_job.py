@@ -190,6 +190,24 @@ def test_two_runs_give_the_same_steps(temporary: Path) -> None:
 
 
 @pytest.mark.timeout(120)
+def test_a_command_can_tell_that_its_gpus_are_emulated_and_how_to_emulate_them_again(
+    temporary: Path, tmp_path: Path
+) -> None:
+    seen = tmp_path / "seen"
+    tells = f'echo "$LAGOM_EMULATION_COMMAND" > {seen}; cat "$LAGOM_EMULATION_GPU" >> {seen}; exec "$@"'
+    request = EmulateRequest(
+        command=("sh", "-c", tells, "sh", *command(1)),
+        cluster="h100_dgx",
+        num_ranks=4,
+        spec=parse_job({"job": {"name": "job"}}, "job", may_lack_work=True),
+        job=Path("my job.toml"),
+    )
+    run_emulate(request, os.environ)
+    called, _, gpu = seen.read_text().partition("\n")
+    assert called == "lagom emulate --cluster h100_dgx --job 'my job.toml' --ranks 4 --"
+    assert json.loads(gpu)["name"] == "NVIDIA H100-SXM5-80GB (emulated)"
+
+
 def test_a_straggler_slows_every_step(temporary: Path) -> None:
     result = emulate(temporary, 2, stragglers=[{"rank": 1, "factor": 3.0}])
     plain = emulate(temporary, 2)

@@ -147,6 +147,7 @@ def test_sparse_tensors_and_eigenvalues_are_refused_before_anything_runs() -> No
         stand_ins.call(aten.neg.default, (sparse,), {})
     with pytest.raises(UnsupportedOperatorError, match=r"aten::_to_sparse needs sparse tensors on a GPU"):
         stand_ins.call(aten._to_sparse.default, (gpu(4, 4),), {})
-    with pytest.raises(UnsupportedOperatorError, match=r"aten::linalg_eig needs cuSOLVER"):
-        stand_ins.call(aten.linalg_eig.default, (gpu(4, 4),), {})
+    for solver, inputs in ((aten.linalg_eig, 1), (aten.linalg_lstsq, 2)):  # both read values before they call it
+        with pytest.raises(UnsupportedOperatorError, match=rf"aten::{solver.__name__} needs cuSOLVER"):
+            stand_ins.call(solver.default, (gpu(4, 4),) * inputs, {})
     assert stand_ins.call(aten.neg.default, (gpu(4),), {}) is None

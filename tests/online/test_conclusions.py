@@ -11,6 +11,7 @@ from lagom_overlap.online.options import OnlineOptions
 from lagom_overlap.online.ranks.check import Arm, Check
 from lagom_overlap.online.ranks.messages import SwitchState
 from lagom_overlap.report.proof import render_proof, write_proof
+from lagom_overlap.results.conclusion import Conclusion
 from lagom_overlap.results.proof import ProofDecision
 
 OPTIONS = OnlineOptions(searches=False, watch_steps=0)
@@ -125,3 +126,25 @@ def test_settings_of_another_job_prove_nothing_and_the_reason_is_theirs() -> Non
     at = stand(SwitchState.DONE, reason="nothing is set: the settings are not of this job")
     proof = of_proof(at, None, subject=Path("lagom.json"), options=OPTIONS)
     assert (proof.decision, proof.reason) == (ProofDecision.UNDECIDED, at.reason)
+
+
+LAUNCHER = "lagom emulate --cluster h100_dgx --"
+
+
+def test_a_job_on_emulated_gpus_says_so_and_its_next_line_emulates_them_again() -> None:
+    tuned = of_tuning(stand(SwitchState.SEARCH, num_steps_left=4), Path("run"), "torchrun t.py").under(LAUNCHER)
+    assert tuned.found.startswith("on emulated GPUs: nothing is decided")
+    assert tuned.next_line == f"{LAUNCHER} lagom run --online -- torchrun t.py   (with more steps)"
+    assert tuned.under(LAUNCHER) == tuned
+    look = Conclusion("found", "why", "lagom analyze seen/traces")
+    assert look.under(LAUNCHER).next_line == look.next_line
+    assert look.under("") == look
+
+
+def test_a_proof_on_emulated_gpus_says_so_wherever_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAGOM_EMULATION_COMMAND", LAUNCHER)
+    proof = of_proof(stand(SwitchState.CHECK), None, subject=Path("lagom.json"), options=OPTIONS)
+    assert proof.machine["emulated_by"] == LAUNCHER
+    assert proof.next_line.startswith(f"{LAUNCHER} lagom run --prove lagom.json")
+    assert proof.summary().startswith("result: on emulated GPUs: undecided: lagom.json")
+    assert proof.conclusion.next_line == proof.next_line

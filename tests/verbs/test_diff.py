@@ -70,6 +70,17 @@ def test_two_runs_differ_in_their_settings_call_by_call_and_in_their_steps(tmp_p
     assert found.conclusion.next_line.startswith(f"lagom run --prove {two} -- ")
 
 
+def test_runs_on_emulated_gpus_say_so_and_the_line_to_type_emulates_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAGOM_EMULATION_COMMAND", "lagom emulate --cluster a40_nvlink --")
+    one, two = (run_folder(tmp_path / name, noisy(0.2, seed), mode="online") for name, seed in (("a", 1), ("b", 3)))
+    monkeypatch.delenv("LAGOM_EMULATION_COMMAND")
+    ending = run_diff(one, two).conclusion
+    assert ending.found.startswith("on emulated GPUs: the ")
+    assert ending.next_line.startswith("lagom emulate --cluster a40_nvlink -- lagom run --online -- COMMAND")
+
+
 def test_nulls_whose_steps_resemble_their_neighbours_are_seldom_called_different() -> None:
     # At 95 % six of 120 are expected; a bootstrap of single steps calls about a third of these different.
     intervals = [ratio_interval(noisy(1.0, 2 * seed), noisy(1.0, 2 * seed + 1)) for seed in range(120)]

@@ -26,6 +26,7 @@ from lagom_overlap.errors import JobError, TraceError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.jobfile.spec import JobSpec, JobTable, TuneTable
 from lagom_overlap.nccl_plugin.table_reader import read_table
+from lagom_overlap.report.tune.words import next_step
 from lagom_overlap.sim import GroupSimulator
 from lagom_overlap.tuners.problem import GroupProblem
 from lagom_overlap.tuners.tied import Tied
@@ -356,6 +357,17 @@ def test_what_a_trace_predicted_is_exported_by_ranks_kind_and_bytes(traced, tmp_
     [row] = read_table(tmp_path / "run" / "lagom_table.bin").decisions
     assert row.first_bytes <= 256 * MIB <= row.last_bytes
     assert "its channels are NCCL's under NCCL 2.29 and 2.30" in exported.summary()
+
+
+def test_what_a_trace_of_emulated_gpus_predicted_is_tried_on_emulated_gpus(tmp_path):
+    device = {"id": 0, "name": "NVIDIA H100-SXM5-80GB (emulated)", "numSms": 132}
+    trace = written(tmp_path / "rank0.json.gz", truth(), true_group(truth()), deviceProperties=[device])
+    found = run_tune(TuneRequest(job=predicted_job(FromTraceRequest(traces=(trace,))), out=tmp_path / "run"))
+    assert "The trace is of emulated GPUs" in " ".join(found.notes)
+    assert next_step(found, "run").startswith("Next: lagom emulate ... -- lagom run --prove run -- COMMAND")
+    exported = run_export(ExportRequest(run=tmp_path / "run", formats=(Format.PLUGIN, Format.ENV)))
+    assert exported.files[0].use.startswith("lagom emulate ... -- lagom run --config ")
+    assert exported.files[1].use.startswith("env ")
 
 
 def two_of_a_size(path, model, *, alone=True, other="fsdp", num_steps=4):

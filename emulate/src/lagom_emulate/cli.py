@@ -49,6 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         num_hosts=arguments.nodes,
         is_symmetric=arguments.symmetric,
         spec=spec,
+        job=arguments.job,
         out=arguments.out,
         is_quiet=arguments.json,
     )

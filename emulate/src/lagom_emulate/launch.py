@@ -41,6 +41,7 @@ from lagom_overlap.errors import JobError, MissingDependencyError
 from lagom_overlap.hardware import Cluster, LinkKind
 from lagom_overlap.hardware.gpu_file import names_with, table_of
 from lagom_overlap.toml_tables import from_table
+from lagom_overlap.trace.gpu_trace import EMULATED_GPU
 
 _GRACE_S: Final = 10.0
 """What a command has to end by itself: after SIGTERM, or after its failure on another host."""
@@ -89,7 +90,7 @@ def gpu_text(cluster: Cluster, num_devices: int, host: int = 0) -> bytes:
     cuda = from_table(own[0], _CudaDevice, own[1], "cuda.")
     switched = link.kind is LinkKind.NVLINK and nccl_of(gpu).nvswitch
     fields = {
-        "name": f"NVIDIA {gpu.name}",
+        "name": f"NVIDIA {gpu.name}{EMULATED_GPU}",
         "num_sms": gpu.num_sms,
         "memory_bytes": gpu.memory_bytes,
         "l2_bytes": gpu.l2_bytes,

@@ -31,7 +31,7 @@ _LIBRARIES: Final = {
     "CUDNN": "cuDNN",
 }
 """By what PyTorch's errors say of them, or its operators are called."""
-_NEEDS_EIGENVALUES: Final = frozenset({"aten::linalg_eig", "aten::_linalg_eigvals"})
+_NEEDS_CUSOLVER: Final = frozenset({"aten::linalg_eig", "aten::_linalg_eigvals", "aten::linalg_lstsq"})
 """They look at what kernels computed before they call the library."""
 
 
@@ -73,7 +73,7 @@ class StandIns:
         kernels_of = _KERNELS.get(name)
         if kernels_of is not None and not func._schema.overload_name and args and args[0].is_cuda:
             return self._in_place_of(func, args, kwargs, kernels_of)
-        if name in _NEEDS_EIGENVALUES and args[0].is_cuda:
+        if name in _NEEDS_CUSOLVER and args[0].is_cuda:
             raise UnsupportedOperatorError(refusal(name, "cuSOLVER"))
         # Those that make one count what kernels should have found, and take memory by it.
         makes_sparse = name.startswith("aten::_to_sparse") and args[0].is_cuda

@@ -1,5 +1,6 @@
 """`lagom emulate -- COMMAND`: the command runs as it is, on emulated GPUs and one simulated clock."""
 
+import shlex
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +32,7 @@ from lagom_overlap.hardware import Cluster
 from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
 from lagom_overlap.jobfile.spec import ClusterTable, EmulateTable, JobSpec
 from lagom_overlap.jobfile.step import stated_cluster, step_operators
+from lagom_overlap.record import EMULATION_VARIABLE
 from lagom_overlap.stderr import write_lines
 from lagom_overlap.timeline import Timeline
 from lagom_overlap.trace.chrome_writer import chrome_trace
@@ -65,8 +67,8 @@ class EmulateRequest:
 
     With `is_symmetric` only the first host's command is started, and every other host is taken to do the same.
     `num_ranks` are the GPUs of all hosts. `num_hosts` each run the command (None: as many as its `--nnodes` or the job
-    file says, or as `num_ranks` fill). With `is_quiet` the command's stdout goes to stderr. `libraries` are the
-    emulated ones (None: the installed).
+    file says, or as `num_ranks` fill). `job` is the file that `spec` was read from, as the user named it. With
+    `is_quiet` the command's stdout goes to stderr. `libraries` are the emulated ones (None: the installed).
     """
 
     command: tuple[str, ...]
@@ -75,6 +77,7 @@ class EmulateRequest:
     num_hosts: int | None = None
     is_symmetric: bool = False
     spec: JobSpec | None = None
+    job: Path | None = None
     out: Path | None = None
     is_quiet: bool = False
     libraries: Path | None = None
@@ -90,6 +93,13 @@ class EmulateRequest:
             raise JobError(f"--ranks is {self.num_ranks}, must be at least 1")
         if self.num_hosts is not None and self.num_hosts < 1:
             raise JobError(f"--nodes is {self.num_hosts}, must be at least 1")
+
+    @property
+    def launcher(self) -> str:
+        """How to emulate the same GPUs again, for a shell: all in front of the command."""
+        given = {"--cluster": self.cluster, "--job": self.job, "--ranks": self.num_ranks, "--nodes": self.num_hosts}
+        words = [word for flag, value in given.items() if value is not None for word in (flag, str(value))]
+        return shlex.join(["lagom", "emulate", *words, *(["--symmetric"] if self.is_symmetric else []), "--"])
 
 
 def run_emulate(request: EmulateRequest, environment: Mapping[str, str]) -> EmulateResult:
@@ -126,7 +136,7 @@ def run_emulate(request: EmulateRequest, environment: Mapping[str, str]) -> Emul
             libraries=libraries,
             boot=boot_folder(),
             symmetric_hosts=num_hosts if request.is_symmetric else None,
-        )
+        ) | {EMULATION_VARIABLE: request.launcher}
         ran = _run(request, folder, host_environments(prepared, folder, num_started_hosts), model, settings)
         refusal = folder.refusal.read_text(encoding="utf-8") if folder.refusal.is_file() else ""
     if refusal and not ran.server.num_processes:

@@ -36,7 +36,7 @@ _PIPELINE: Final = re.compile(r"pp|pipeline", re.IGNORECASE)
 _VERSION: Final = re.compile(r"\d{1,4}(\.\d{1,4}){0,3}")
 _GPU_WORD: Final = re.compile(
     r"NVIDIA|AMD|Intel|Tesla|GeForce|Quadro|Radeon|Instinct|Graphics|Ada|Ti|RTX|GTX|NVL|PCIe|PCIE|OAM"
-    r"|SXM\d?|HBM\d?e?|\d{1,3}GB|(GB|GH|MI|RTX|[ABHLPTV])\d{1,4}[XASL]?"
+    r"|\(emulated\)|SXM\d?|HBM\d?e?|\d{1,3}GB|(GB|GH|MI|RTX|[ABHLPTV])\d{1,4}[XASL]?"
 )
 _QUOTED: Final = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`")
 _LAUNCH: Final = re.compile(

@@ -199,6 +199,11 @@ def _warnings(traces: Sequence[GpuTrace]) -> tuple[str, ...]:
         if not trace.steps:
             found.append(f"{trace.file}: no profiler steps; the whole trace counts as one step")
         found.extend(_clock_warning(trace))
+    if any(trace.is_emulated for trace in traces):
+        found.append(
+            "emulated GPUs, nothing was measured: their times are a cost model's (lagom docs guides/emulate), and the "
+            "CPU's another clock's, so that what waited for the CPU is not known"
+        )
     worlds = {trace.world_size for trace in traces if trace.world_size}
     gpus = sorted({trace.gpu_name for trace in traces if trace.gpu_name})
     if len(gpus) > 1 or len(worlds) > 1:
@@ -272,7 +277,7 @@ def analyse(traces: Sequence[GpuTrace], *, seed: int = 0, gpus_per_node: int | N
     if not traces:
         raise ValueError("no trace to analyse, at least one is needed")
     every, traces = traces, [without_lead_in(trace) for trace in _with_timeline(traces)]
-    occupations = [occupation_of(trace.events) for trace in traces]
+    occupations = [occupation_of(trace.events, knows_launches=not trace.is_emulated) for trace in traces]
     exposed = [exposed_of_calls(trace, held) for trace, held in zip(traces, occupations, strict=True)]
     peers = peers_of(traces)
     waiting = waiting_of_calls(traces, peers)

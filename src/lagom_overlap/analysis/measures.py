@@ -100,8 +100,8 @@ def _host_bound(events: GpuEvents, busy: Intervals) -> Intervals:
     return Intervals.union(gap_start, np.clip(earliest, gap_start, gap_end))
 
 
-def occupation_of(events: GpuEvents) -> Occupation:
-    """The sets of time of a rank."""
+def occupation_of(events: GpuEvents, *, knows_launches: bool = True) -> Occupation:
+    """The sets of time of a rank; nothing is bound by the host where launches are not on the GPU's clock."""
     sets = {}
     for role in EventRole:
         rows = events.rows(role)
@@ -113,7 +113,7 @@ def occupation_of(events: GpuEvents) -> Occupation:
         memory=sets[EventRole.MEMORY],
         overlap=sets[EventRole.COMPUTE].intersect(sets[EventRole.COMM]),
         busy=busy,
-        host_bound=_host_bound(events, busy),
+        host_bound=_host_bound(events, busy) if knows_launches else busy.clip(0, 0),
     )
 
 

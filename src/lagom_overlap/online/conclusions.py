@@ -12,8 +12,8 @@ import msgspec
 from lagom_overlap.export.run_variables import COMMAND_VARIABLE
 from lagom_overlap.online.options import OnlineOptions
 from lagom_overlap.online.ranks.messages import SETTLED, SwitchState
-from lagom_overlap.record import describe_machine, package_versions, utc_now
-from lagom_overlap.results.conclusion import Conclusion
+from lagom_overlap.record import describe_machine, emulated_by, package_versions, utc_now
+from lagom_overlap.results.conclusion import Conclusion, line_under
 
 if TYPE_CHECKING:  # the rank that wrote a proof loads it
     from lagom_overlap.online.ranks.check import Check
@@ -118,7 +118,9 @@ def of_proof(stand: Stand, check: "Check | None", *, subject: Path, options: Onl
         default_s=default_s,
         configured_s=configured_s,
         steps_per_block=options.window_steps - 2,
-        next_line=next_line(decision, shlex.quote(str(subject)), command_text(), flags=flags),
+        next_line=line_under(
+            emulated_by(), next_line(decision, shlex.quote(str(subject)), command_text(), flags=flags)
+        ),
         command=command_words(),
         machine=describe_machine(),
         versions=package_versions(),

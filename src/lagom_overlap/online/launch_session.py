@@ -44,7 +44,7 @@ from lagom_overlap.online.ranks.messages import SETTLED, SwitchState
 from lagom_overlap.online.run_jobs import note_rank
 from lagom_overlap.online.step_clock import HostEvent, IntervalClock
 from lagom_overlap.online.tuner import OnlineTuner
-from lagom_overlap.record import write_private
+from lagom_overlap.record import emulated_by, write_private
 from lagom_overlap.results.conclusion import Conclusion
 from lagom_overlap.results.step_times import MOST_STEPS, RunSteps, write_step_times
 from lagom_overlap.tuners.registry import OURS
@@ -134,7 +134,7 @@ class Rank:
         if self._folder is None:
             self._events.write("end", steps=self._num_steps)
             return
-        ending = self._session.conclusion()
+        ending = self._session.conclusion().under(emulated_by())
         self._events.write("end", steps=self._num_steps, result=ending.found, why=ending.why, next=ending.next_line)
         safely(lambda: self._keep_times(self._folder))
         if not os.environ.get(PART_VARIABLE):

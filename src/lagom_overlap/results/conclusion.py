@@ -1,6 +1,20 @@
 """What every `lagom run` ends with, for people: what was found, why, and the next line to type."""
 
 from dataclasses import dataclass
+from typing import Final
+
+_EMULATED: Final = "on emulated GPUs: "
+ELSEWHERE: Final = "lagom emulate ... --"
+"""What stands in a line to type for an emulation that a trace does not say how to start."""
+
+
+def line_under(launcher: str, line: str) -> str:
+    """A line to type as it is typed where `launcher` (`lagom emulate ... --`) emulates the GPUs; empty: no change.
+
+    Of our verbs `run` alone starts the job; the others need no GPU.
+    """
+    starts_job = line.startswith("lagom run ") or not line.startswith("lagom ")
+    return f"{launcher} {line}" if launcher and starts_job else line
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,6 +24,13 @@ class Conclusion:
     found: str
     why: str
     next_line: str
+
+    def under(self, launcher: str) -> "Conclusion":
+        """The same of a job whose GPUs `launcher` emulates (empty: as it is); twice is as good as once."""
+        if not launcher:
+            return self
+        found = self.found if self.found.startswith(_EMULATED) else _EMULATED + self.found
+        return Conclusion(found, self.why, line_under(launcher, self.next_line))
 
     def lines(self) -> list[str]:
         """The three lines."""

@@ -58,7 +58,8 @@ class ProofResult(Result):
     @property
     def conclusion(self) -> Conclusion:
         """What every run ends with."""
-        return Conclusion(f"{self.found}: {self.subject}", self.reason, self.next_line)
+        ending = Conclusion(f"{self.found}: {self.subject}", self.reason, self.next_line)
+        return ending.under(self.machine.get("emulated_by", ""))
 
     @property
     def found(self) -> str:

@@ -130,6 +130,7 @@ class PredictedGain:
     `error_s` is the model's error on windows of the trace that it was not fitted to, `num_held_out` of them, summed
     over the groups that change; all in seconds per step of the average rank. Where `is_held_out` is false, one of those
     groups ran too seldom to leave windows out: its error is on what the model was fitted to, and there is no interval.
+    `is_emulated`: the trace is of emulated GPUs, where what was predicted is tried, too.
     """
 
     step_s: float
@@ -137,6 +138,7 @@ class PredictedGain:
     error_s: float
     num_held_out: int
     is_held_out: bool
+    is_emulated: bool = False
 
     @property
     def is_beyond_error(self) -> bool:
@@ -165,6 +167,7 @@ class FitErrors:
     per_step: Mapping[str, float]
     error_s: Mapping[str, float]
     num_held_out: Mapping[str, int]
+    is_emulated: bool = False
 
     @property
     def share(self) -> float:
@@ -184,6 +187,7 @@ class FitErrors:
             error_s=sum(self.per_step[name] * self.error_s[name] for name in savings_s),
             num_held_out=sum(self.num_held_out[name] for name in savings_s),
             is_held_out=all(self.num_held_out[name] for name in savings_s),
+            is_emulated=self.is_emulated,
         )
 
 

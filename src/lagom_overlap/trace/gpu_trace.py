@@ -20,6 +20,8 @@ Int64 = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 Bools = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 
+EMULATED_GPU: Final = " (emulated)"
+"""How the names of GPUs end that `lagom emulate` shows a job, and so its traces."""
 RANK_IN_NAME: Final = re.compile(r"(?:rank|worker)[_\-]?(\d+)", re.IGNORECASE)
 """How a file's name says whose it is."""
 NS_PER_S: Final = 10**9
@@ -246,6 +248,11 @@ class GpuTrace:
     gpu_step_ns: tuple[int, ...] = ()
     slow_launches: tuple[SlowLaunch, ...] = ()
     warnings: tuple[str, ...] = ()
+
+    @property
+    def is_emulated(self) -> bool:
+        """Whether `lagom emulate` made it: the GPU's times are a cost model's, the CPU's are another clock's."""
+        return self.gpu_name.endswith(EMULATED_GPU)
 
 
 def short_name(path: Path, member: str = "") -> str:

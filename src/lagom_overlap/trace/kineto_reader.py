@@ -22,6 +22,7 @@ from lagom_overlap.trace.event_columns import join, launches_of
 from lagom_overlap.trace.fields import num_elements, to_int, to_ranks
 from lagom_overlap.trace.files import ByteStream
 from lagom_overlap.trace.gpu_trace import (
+    EMULATED_GPU,
     NO_TIME,
     RANK_IN_NAME,
     ROLE_CODES,
@@ -252,7 +253,8 @@ def read_kineto(
         early = int(np.count_nonzero((built.launch_ns != NO_TIME) & (built.launch_ns > built.start_ns)))
         more = [] if as_recorded else list(mended.warnings)
         more += lost_launches(steps, lost_ns, num_launches)
-        more += [f"{early} GPU events start before their launch: the clocks of CPU and GPU disagree"] if early else []
+        if early and not gpu_name.endswith(EMULATED_GPU):
+            more.append(f"{early} GPU events start before their launch: the clocks of CPU and GPU disagree")
         found.append(
             GpuTrace(
                 file=name if len(devices) == 1 else f"{name} (gpu {device})",

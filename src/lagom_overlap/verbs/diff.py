@@ -85,6 +85,7 @@ def run_diff(first: Path, second: Path, *, seed: int = 0) -> DiffResult:
     settings = tuple(_changed(one.settings, two.settings))
     places = (({**side.run.record.machine, **side.run.record.versions}) for side in (one, two))
     where = tuple(row for row in _changed(*places) if row.name != "load_1min")
+    emulated = (side.run.record.machine.get("emulated_by", "") for side in (two, one))
     return DiffResult(
         first=first,
         second=second,
@@ -92,7 +93,7 @@ def run_diff(first: Path, second: Path, *, seed: int = 0) -> DiffResult:
         settings=settings,
         where=where,
         times=times,
-        conclusion=_conclusion(one, two, settings, times),
+        conclusion=_conclusion(one, two, settings, times).under(next(filter(None, emulated), "")),
     )
 
 

@@ -32,12 +32,13 @@ from lagom_overlap.hardware import Cluster
 from lagom_overlap.interrupts import held_back
 from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.online_settings import online_settings, read_online_deployment
-from lagom_overlap.jobfile.run_folder import RunFolder
+from lagom_overlap.jobfile.run_folder import RECORD, RunFolder
 from lagom_overlap.nccl_plugin.capability import BoxMaps
 from lagom_overlap.nccl_plugin.loaded import installed_nccl
 from lagom_overlap.nccl_plugin.size_ranges import CallSite
 from lagom_overlap.nccl_plugin.table_writer import ProcessCommunicator
 from lagom_overlap.record import make_folder, read_regular, write_private
+from lagom_overlap.results.conclusion import ELSEWHERE, line_under
 from lagom_overlap.results.export import ExportedFile, ExportResult
 from lagom_overlap.toml_tables import parse_toml
 from lagom_overlap.tuners.problem import GroupProblem
@@ -133,13 +134,26 @@ def run_export(request: ExportRequest) -> ExportResult:
         if not launch.is_untouched and wanted not in (Format.ENV, Format.PERFETTO):
             notes.append(f"the computation's side ({launch}): export the form env too, or set it in the job")
         path = out / exported.name
-        use = _USES[wanted].format(path=shlex.quote(str(path)))
+        use = line_under(
+            _launcher(request.run) if wanted is Format.PLUGIN else "",
+            _USES[wanted].format(path=shlex.quote(str(path))),
+        )
         files.append(ExportedFile(format=wanted, path=path, use=use, not_carried=tuple(notes)))
     return ExportResult(
         run=request.run,
         num_rows=len(deployment.table),
         files=tuple(files),
     )
+
+
+def _launcher(run: Path) -> str:
+    """What emulates the GPUs of the run, for a shell; empty where they are real, or nothing says."""
+    if not (run / RECORD).is_file():
+        return ""
+    record = RunFolder.read(run).record
+    predicted = record.result.get("predicted") if isinstance(record.result, dict) else None
+    is_traced = isinstance(predicted, dict) and predicted.get("is_emulated") is True
+    return record.machine.get("emulated_by", ELSEWHERE if is_traced else "")
 
 
 def _export(wanted: Format, deployment: Deployment, request: ExportRequest) -> Exported:

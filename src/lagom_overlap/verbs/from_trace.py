@@ -202,6 +202,8 @@ def _notes(fit: TraceFit, findings: Findings, errors: FitErrors) -> tuple[str, .
         "A join that the computation reached after its collective had ended leaves no trace: how much slower a hidden "
         "collective may become is not known.",
     ]
+    if _is_emulated(findings):
+        notes[0] += " The trace is of emulated GPUs, whose times are a cost model's, too."
     if fit.unidentified:
         notes.append(f"The trace does not determine {', '.join(fit.unidentified)}: they stay near the preset's values.")
     if estimated:
@@ -209,7 +211,7 @@ def _notes(fit: TraceFit, findings: Findings, errors: FitErrors) -> tuple[str, .
     return (*notes, *job.left_out)
 
 
-def _errors(fit: TraceFit, halves: Sequence[TraceFit], trace: GroupedTrace, step_s: float) -> FitErrors:
+def _errors(fit: TraceFit, halves: Sequence[TraceFit], trace: GroupedTrace, findings: Findings) -> FitErrors:
     """How far each group is off: the two halves predict each other, or the fit what it saw where there are none.
 
     A fit to every second window cannot tell that later steps differ from earlier ones: that difference counts, too.
@@ -230,7 +232,8 @@ def _errors(fit: TraceFit, halves: Sequence[TraceFit], trace: GroupedTrace, step
         error_s[name] = max(trace.drifts_s[name], *(crossed or [seen]))
         num_held_out[name] = held.source.num_occurrences if crossed else 0
     return FitErrors(
-        step_s=step_s,
+        step_s=_step_s(findings),
+        is_emulated=_is_emulated(findings),
         per_step={held.group.name: held.source.per_step for held in traced},
         error_s=error_s,
         num_held_out=num_held_out,
@@ -258,6 +261,10 @@ def _check_modelled(errors: FitErrors, traced: Sequence[TracedGroup], drifts_s: 
         f"{format_seconds(errors.error_s[name])}{drift}); "
         "measure instead: lagom run --online -- COMMAND"
     )
+
+
+def _is_emulated(findings: Findings) -> bool:
+    return any(rank.trace.is_emulated for rank in findings.ranks)
 
 
 def _step_s(findings: Findings) -> float:
@@ -408,10 +415,10 @@ def predicted_job(request: FromTraceRequest) -> PredictedJob:
             f"no overlap group of the trace can be simulated{why}: there is nothing to tune by a model; measure "
             "instead: lagom run --online -- COMMAND"
         )
-    traced, step_s = fit.job, _step_s(findings)
-    _check_modelled(_errors(fit, [], trace, step_s), traced.groups, trace.drifts_s)  # else two fits more to refuse it
+    traced = fit.job
+    _check_modelled(_errors(fit, [], trace, findings), traced.groups, trace.drifts_s)  # else two fits more to refuse it
     halves = [fit_trace(findings, list(half.values()), model, half=at) for at, half in enumerate(trace.halves)]
-    errors = _errors(fit, [half for half in halves if half is not None], trace, step_s)
+    errors = _errors(fit, [half for half in halves if half is not None], trace, findings)
     _check_modelled(errors, traced.groups, trace.drifts_s)
     groups = tuple(held.group for held in traced.groups)
     sites = _sites(traced.groups, findings)

@@ -20,8 +20,9 @@ from lagom_overlap.errors import JobError, LagomError
 from lagom_overlap.export.run_variables import PART_VARIABLE, RunMode
 from lagom_overlap.interrupts import received
 from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
-from lagom_overlap.record import describe_machine, package_versions, utc_now
+from lagom_overlap.record import describe_machine, emulated_by, package_versions, utc_now
 from lagom_overlap.report.proof import write_proof
+from lagom_overlap.results.conclusion import line_under
 from lagom_overlap.results.proof import ProofDecision, ProofResult, ProofWay, decision_of, next_line
 from lagom_overlap.results.step_times import SETTLE, read_step_times
 from lagom_overlap.tuners.sequential import ALPHA, Decision, Judgement, pairs_of_large_bet, proven_pairs
@@ -233,12 +234,15 @@ def _result(
         default_s=tuple(pairs.times_s[DEFAULT][: pairs.num]),
         configured_s=tuple(pairs.times_s[CONFIGURED][: pairs.num]),
         steps_per_block=None,
-        next_line=next_line(
-            decision,
-            shlex.quote(subject),
-            command,
-            flags=f"--restarts {min(2 * most_pairs, MOST_PAIRS)}",
-            is_longest=most_pairs == MOST_PAIRS,
+        next_line=line_under(
+            emulated_by(),
+            next_line(
+                decision,
+                shlex.quote(subject),
+                command,
+                flags=f"--restarts {min(2 * most_pairs, MOST_PAIRS)}",
+                is_longest=most_pairs == MOST_PAIRS,
+            ),
         ),
         command=request.command,
         machine=describe_machine(),

@@ -3,6 +3,7 @@
 from typing import Final
 
 from lagom_overlap.collective import CommConfig, launch_of
+from lagom_overlap.results.conclusion import ELSEWHERE, line_under
 from lagom_overlap.results.tune import ENGINE_DEFAULT, EngineShare, PredictedGain, TuneResult
 from lagom_overlap.tuners.problem import Assignment, GroupProblem, Measurement
 from lagom_overlap.tuners.sequential import Decision
@@ -200,8 +201,11 @@ def next_commands(result: TuneResult, folder: str = "RUN") -> tuple[str, ...]:
     """
     if result.interrupted:
         return (f"lagom resume {folder}    # goes on where this ended",)
-    if result.is_prediction and (result.changes_nothing or not (result.predicted and result.predicted.is_beyond_error)):
-        return ("lagom run --online -- COMMAND    # measures in the job itself what a trace cannot tell",)
+    gain = result.predicted
+    launcher = ELSEWHERE if gain is not None and gain.is_emulated else ""
+    if result.is_prediction and (result.changes_nothing or not (gain and gain.is_beyond_error)):
+        online = line_under(launcher, "lagom run --online -- COMMAND")
+        return (f"{online}    # measures in the job itself what a trace cannot tell",)
     if not is_of_use(result):
         return ("lagom run --online -- COMMAND    # tries settings in the job itself; nothing is to be set here",)
     if (
@@ -209,7 +213,8 @@ def next_commands(result: TuneResult, folder: str = "RUN") -> tuple[str, ...]:
     ):  # a file of settings holds one rank's calls, and stages differ
         return (_FINDS,)
     if result.is_prediction:
-        return (f"lagom run --prove {folder} -- COMMAND    # judges it in the job itself",)
+        prove = line_under(launcher, f"lagom run --prove {folder} -- COMMAND")
+        return (f"{prove}    # judges it in the job itself",)
     unproven = ", unproven" if result.is_simulated else ""
     sets = f"lagom run --config {folder} -- COMMAND    # starts the job with these settings{unproven}"
     if result.is_simulated:
