@@ -153,6 +153,7 @@ def test_parameters_kept_after_forward_gain_what_the_planner_of_fsdp2_predicts()
     assert f"({format_memory(changed.memory_bytes)} per GPU)" in found.change
 
 
+FSDP2_KEYS = {"zero_stage", "forward_prefetch", "backward_prefetch", "reduce_buffers", "separate_reduce_group"}
 MIXTURE = {"data": 8, "expert": 8, "global_batch": 16, "tensor": 2}
 
 
@@ -160,8 +161,8 @@ MIXTURE = {"data": 8, "expert": 8, "global_batch": 16, "tensor": 2}
     ("framework", "stage", "offered"),
     [
         ("megatron", 1, {"overlap_experts", "dispatcher", "overlap_tensor", "overlap_gradients"}),
-        ("torchtitan", 3, {"dispatcher", "prefetch", "zero_stage"}),
-        ("fsdp2", 3, {"prefetch", "zero_stage"}),
+        ("torchtitan", 3, {"dispatcher", *FSDP2_KEYS}),
+        ("fsdp2", 3, FSDP2_KEYS),
         ("deepspeed", 3, {"prefetch"}),
     ],
 )

@@ -245,3 +245,11 @@ def _flags(job: JobStep) -> Iterator[tuple[str, bool | int, str]]:
         yield "overlap_experts", True, "all-to-alls behind another micro-batch"
     if layout.zero_stage == 3 and layout.prefetch == 1:
         yield "prefetch", 2, "one more unit gathered ahead"
+    if layout.zero_stage == 3 and not layout.forward_prefetch:
+        yield "forward_prefetch", 2, "two units gathered ahead in forward"
+    if layout.zero_stage == 3 and not layout.backward_prefetch and layout.pipeline == 1:
+        yield "backward_prefetch", 2, "two units gathered ahead in backward"
+    if layout.zero_stage > 1 and layout.reduce_buffers == 1:
+        yield "reduce_buffers", 2, "two reductions in flight"
+    if layout.zero_stage > 1 and not layout.separate_reduce_group:
+        yield "separate_reduce_group", True, "reductions on a communicator of their own"

@@ -228,7 +228,7 @@ def test_weights_gradients_are_the_ones_that_are_delayed() -> None:
 
 
 def test_a_bucket_ends_where_the_host_waits_for_its_reductions() -> None:
-    """The device is waited for between two micro-batches: what the second reduces cannot be in the first one's bucket."""
+    """The device is waited for between micro-batches: what the second reduces is in no bucket of the first."""
     found = problem(data=8, zero_stage=3, global_batch=16)
     ops = found.iteration.ops
     first, second = ([op for op in ops if op.name.startswith(f"mb{batch}.")] for batch in (0, 1))
