@@ -1,4 +1,4 @@
-"""Ranked layouts as a figure: time against memory."""
+"""Ranked layouts as a figure: time, or tokens per second where the work differs, against memory."""
 
 import plotly.graph_objects as go
 
@@ -20,12 +20,12 @@ def figure(result: LayoutsResult) -> go.Figure:
         ]
         drawn.add_scatter(
             x=[row.memory_bytes / 1e9 for row in rows],
-            y=[row.iteration_s / unit for row in rows],
+            y=[row.iteration_s / unit if result.same_work else row.tokens_per_s_per_gpu for row in rows],
             mode=mode,
             marker={"color": colour, "size": 9 if on_frontier else 6},
             name="frontier" if on_frontier else "others",
             hovertext=[label(layout_text(row.keys, is_ranking=result.is_ranking), 120) for row in rows],
         )
     drawn.update_xaxes(title_text="memory of the fullest GPU (GB)")
-    drawn.update_yaxes(title_text=f"one iteration ({unit_name})")
+    drawn.update_yaxes(title_text=f"one iteration ({unit_name})" if result.same_work else "tokens/s per GPU")
     return lay_out(drawn, _HEIGHT_PX)

@@ -58,10 +58,18 @@ def size_text(result: LayoutsResult) -> str:
     """Model, GPUs and what was looked at."""
     what = "layouts" if result.is_ranking else "variants"
     gpus = f"{result.num_gpus} GPU{'s' if result.num_gpus > 1 else ''}"
+    gpus = gpus if len({row.num_gpus for row in result.rows}) == 1 else "several numbers of GPUs"
+    work = f", {result.global_batch} sequences of {result.seq_len} tokens" if result.same_work else ""
     return (
-        f"{result.model} on {gpus} ({result.cluster}), {result.global_batch} sequences of {result.seq_len} tokens: "
-        f"{result.num_layouts} {what}, {len(result.rows)} simulated"
+        f"{result.model} on {gpus} ({result.cluster}){work}: {result.num_layouts} {what}, {len(result.rows)} simulated"
     )
+
+
+def order_text(result: LayoutsResult) -> str:
+    """What the order is, where seconds per iteration do not say; "" where they do."""
+    if result.same_work:
+        return ""
+    return "The variants train different numbers of tokens per iteration: the order is by tokens per second."
 
 
 def certainty(result: LayoutsResult) -> str:
@@ -82,5 +90,6 @@ def next_line(result: LayoutsResult) -> str:
 
 def summary(result: LayoutsResult) -> str:
     """The fastest layout, what was looked at, and the caveats."""
-    said = (f"{result.job}: {headline(result)}", f"{size_text(result)}.", certainty(result), *result.notes)
+    said = (f"{result.job}: {headline(result)}", f"{size_text(result)}.", order_text(result), certainty(result))
+    said = (*said, *result.notes)
     return "\n".join(filter(None, said))
