@@ -234,8 +234,8 @@ class _Search:
             limit += f", {format_percent(USABLE_MEMORY, 0)} of the GPU's"
         blocking = ("On CPU ranks FSDP2's collectives block the host: no order hides one, only fewer of them gain.",)
         return (
-            f"{len(self._tried)} settings simulated as FSDP2 issues them; one is advised if the step is "
-            f"{format_percent(MIN_GAIN, 0)} longer without it{limit}.",
+            f"{len(self._tried)} settings simulated as FSDP2 issues them; one is advised if it takes "
+            f"{format_percent(MIN_GAIN, 0)} off the step{limit}.",
             *(blocking if self._problem.is_blocking else ()),
             *self._deadline.remarks(),
         )

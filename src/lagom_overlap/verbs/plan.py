@@ -31,7 +31,7 @@ from lagom_overlap.results.plan import (
     PlanResult,
 )
 from lagom_overlap.results.plan_decisions import decisions_of
-from lagom_overlap.sim.what_if import AskedChange, GainEstimate, WhatIf, interval_text, what_if
+from lagom_overlap.sim.what_if import AskedChange, GainEstimate, WhatIf, gain_text, what_if
 from lagom_overlap.trace.chrome_writer import chrome_trace
 from lagom_overlap.units import format_memory, format_percent, format_seconds
 from lagom_overlap.verbs.plan_carrier import Carried, carried, nobody
@@ -379,7 +379,7 @@ def _how_sure(found: Planned) -> tuple[str, ...]:
     if not gain.gain_s:  # the step as it was
         return ()
     none = "" if gain.verdict is GainEstimate.GAIN else ", so that it may be none"
-    return (f"By the model's own error (lagom docs accuracy) the gain is {interval_text(gain)} of the step{none}.",)
+    return (f"The gain is {gain_text(gain)} by the model's own error (lagom docs accuracy){none}.",)
 
 
 def _fsdp2(found: Planned) -> Fsdp2Effects | None:
