@@ -419,7 +419,7 @@ def _check_named(spec: JobSpec) -> None:
         UnknownNameError: naming what there is.
         JobError: for an option.
     """
-    named = (
+    named: tuple[tuple[str, str, str | None, Mapping[str, object], str], ...] = (
         (TUNERS, "tuner", spec.tune.tuner, spec.tune.options, "tune"),
         (PLANNERS, "planner", spec.plan.planner, spec.plan.options, "plan"),
         (BACKENDS, "backend", spec.job.backend, {}, "job"),

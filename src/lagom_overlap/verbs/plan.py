@@ -36,7 +36,7 @@ from lagom_overlap.trace.chrome_writer import chrome_trace
 from lagom_overlap.units import format_memory, format_percent, format_seconds
 from lagom_overlap.verbs.plan_carrier import Carried, carried, nobody
 from lagom_overlap.verbs.plan_file import check_plan, check_plan_file, plan_toml, read_plan
-from lagom_overlap.verbs.plan_fsdp2 import fsdp2_lines
+from lagom_overlap.verbs.plan_fsdp2 import fsdp2_lines, key_notes
 from lagom_overlap.verbs.plan_megatron import megatron_files, megatron_lines, megatron_plan
 from lagom_overlap.verbs.plan_problem import ONE_STAGE, OURS, WHOLE, Check, PlanInput
 from lagom_overlap.verbs.plan_run import executed
@@ -354,6 +354,7 @@ def plan_result(given: PlanInput, found: Planned, *, carrier: Carrier | None, fi
             *(() if given.is_on_cores else beyond_note(before.peak_bytes, given.problem.cluster.gpu)),
             *plan.notes,
             *_how_sure(found),
+            *_other_keys(given, found),
             *(() if carrier is not None else (nobody(given),)),
         ),
         files=files,
@@ -367,6 +368,14 @@ def _limit_bytes(given: PlanInput, found: Planned) -> int | None:
     if found.megatron is not None:
         return gpu if limit is None else min(limit, gpu)
     return memory_limit_bytes(given.problem) if found.plan.planner == SETTINGS_PLANNERS[Carrier.FSDP2] else limit
+
+
+def _other_keys(given: PlanInput, found: Planned) -> tuple[str, ...]:
+    """What other keys of a named model's job gain; a plan of Megatron-LM's switches has tried them."""
+    if given.step is None or found.megatron is not None or found.interrupted:
+        return ()
+    settings = found.plan.settings if isinstance(found.plan.settings, Fsdp2Settings) else given.problem.settings
+    return tuple(key_notes(given.step, settings))
 
 
 def _how_sure(found: Planned) -> tuple[str, ...]:

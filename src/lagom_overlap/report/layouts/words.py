@@ -90,6 +90,6 @@ def next_line(result: LayoutsResult) -> str:
 
 def summary(result: LayoutsResult) -> str:
     """The fastest layout, what was looked at, and the caveats."""
-    said = (f"{result.job}: {headline(result)}", f"{size_text(result)}.", order_text(result), certainty(result))
-    said = (*said, *result.notes)
+    head = f"{result.job}: {headline(result)}"
+    said = (head, f"{size_text(result)}.", order_text(result), certainty(result), *result.notes)
     return "\n".join(filter(None, said))
