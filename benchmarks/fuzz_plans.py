@@ -461,7 +461,9 @@ def finds_of_plan(problem: PlanProblem, plan: Plan, pairs: Sequence[tuple[str, s
     for earlier, later, is_read in pairs:
         if is_read and later in ahead:
             continue  # FSDP2's hooks gather ahead of a read
-        if earlier in parts and later in parts and not _keeps(parts[earlier], parts[later], spans, place):
+        # A copy that joins pieces is a plan's own: what the host reads or waits for is there when the pieces end.
+        made = [name for name in parts.get(earlier, ()) if not (is_read and name == f"{earlier}#join")]
+        if made and later in parts and not _keeps(made, parts[later], spans, place):
             yield f"{later!r} does not wait for {earlier!r}{' (read by the host)' if is_read else ''}"
     if problem.framework is not None:
         kinds = (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER)

@@ -51,7 +51,10 @@ fsdp = 8
 replicate = 1
 micro_batch = 1
 global_batch = 8
-prefetch = 2
+forward_prefetch = 2
+backward_prefetch = 2
+kept_units = 2
+reduce_buffers = 2
 zero_stage = 3
 [tune]
 pairs = 3

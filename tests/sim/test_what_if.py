@@ -2,6 +2,7 @@
 
 import io
 import tomllib
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -9,6 +10,7 @@ from rich.console import Console
 import lagom_overlap
 from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.spec import parse_job
+from lagom_overlap.planners.effects import MIN_GAIN
 from lagom_overlap.report.what_if import what_if_parts
 from lagom_overlap.sim.what_if import (
     LEAST,
@@ -21,8 +23,11 @@ from lagom_overlap.sim.what_if import (
     what_if,
     whether,
 )
-from lagom_overlap.units import format_memory
+from lagom_overlap.units import format_memory, format_percent
+from lagom_overlap.verbs.plan_fsdp2 import key_notes
 from lagom_overlap.verbs.simulate import SimulateRequest, run_simulate
+from lagom_overlap.verbs.simulate_what_if import simulated_what_ifs
+from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
 
 BEFORE = Spent(step_s=1.0, overlapped_s=0.2, exposed_s=0.1)
 ERROR_S = 0.033 * 0.2 + 0.087 * 0.1
@@ -153,6 +158,7 @@ def test_parameters_kept_after_forward_gain_what_the_planner_of_fsdp2_predicts()
     assert f"({format_memory(changed.memory_bytes)} per GPU)" in found.change
 
 
+FSDP2_KEYS = {"zero_stage", "forward_prefetch", "backward_prefetch", "reduce_buffers", "separate_reduce_group"}
 MIXTURE = {"data": 8, "expert": 8, "global_batch": 16, "tensor": 2}
 
 
@@ -160,8 +166,8 @@ MIXTURE = {"data": 8, "expert": 8, "global_batch": 16, "tensor": 2}
     ("framework", "stage", "offered"),
     [
         ("megatron", 1, {"overlap_experts", "dispatcher", "overlap_tensor", "overlap_gradients"}),
-        ("torchtitan", 3, {"dispatcher", "prefetch", "zero_stage"}),
-        ("fsdp2", 3, {"prefetch", "zero_stage"}),
+        ("torchtitan", 3, {"dispatcher", *FSDP2_KEYS}),
+        ("fsdp2", 3, FSDP2_KEYS),
         ("deepspeed", 3, {"prefetch"}),
     ],
 )
@@ -181,6 +187,40 @@ def test_no_flag_is_offered_that_the_framework_lacks(framework: str, stage: int,
             key, value = answer.setting.removeprefix("[parallel] ").split(" = ")
             parallel = raw["parallel"] | {key: tomllib.loads(f"x = {value}")["x"]}  # type: ignore[operator]
             assert Job(parse_job(raw | {"parallel": parallel}, "job.toml")).step is not None
+
+
+@pytest.mark.parametrize(
+    ("model", "parallel"),
+    [
+        ("olmoe-1b-7b", {"data": 8, "expert": 8, "framework": "torchtitan", "zero_stage": 3}),
+        ("llama-3.2-1b", {"data": 8, "framework": "ddp", "overlap_gradients": False}),
+        ("llama-3.2-1b", {"fsdp": 8}),
+    ],
+)
+def test_what_simulate_suggests_a_plan_tries_or_names_with_the_same_figure(
+    model: str, parallel: dict[str, Any]
+) -> None:
+    """Keys that are no settings of FSDP2's (dispatchers, parts of tensor parallelism, DDP's overlap)."""
+    raw = {
+        "job": {"name": "toy"},
+        "model": {"name": model, "seq_len": 2048},
+        "cluster": {"preset": "gb200"},
+        "parallel": parallel,
+    }
+    job = Job(parse_job(raw, "job.toml"))
+    assert job.step is not None
+    is_fsdp2 = "fsdp" in parallel or parallel["framework"] == "torchtitan"
+    settings = Fsdp2Settings(units=("layer",)) if is_fsdp2 else None
+    said = " ".join(key_notes(job.step, settings))
+    tried = set() if settings is None else {*settings.keys()}
+    suggested = [answer for answer in simulated_what_ifs(job.step) if answer.setting.startswith("[parallel] ")]
+    assert suggested
+    for answer in suggested:
+        key, value = answer.setting.removeprefix("[parallel] ").split(" = ")
+        named = f"--set parallel.{key}={value.strip(chr(34))} "
+        assert (named in said) is (key not in tried and answer.share > MIN_GAIN)
+        if named in said:
+            assert f"{format_percent(answer.share)} off the iteration" in said.split(named)[1]
 
 
 @pytest.mark.parametrize("width", [60, 80])

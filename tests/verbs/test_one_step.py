@@ -23,6 +23,8 @@ from lagom_overlap.errors import JobError
 from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.spec import JobSpec, parse_job, read_job
 from lagom_overlap.jobfile.whole_step import WholeStep
+from lagom_overlap.planners.deadline import SearchBudget
+from lagom_overlap.planners.fsdp2 import Fsdp2
 from lagom_overlap.planners.simulated import simulated
 from lagom_overlap.planners.times import ModelTimes
 from lagom_overlap.verbs.compare import CompareRequest, run_compare
@@ -30,6 +32,8 @@ from lagom_overlap.verbs.plan_problem import PlanFlags, PlanInput, read_input
 from lagom_overlap.verbs.simulate import SimulateRequest, SimulateResult, run_simulate
 from lagom_overlap.verbs.tune import TuneRequest, run_tune
 from lagom_overlap.workload import Attention, Gemm, Iteration, MemoryBound, find_overlap_groups
+from lagom_overlap.workload.fsdp2 import visits
+from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
 from lagom_overlap.workload.step import IssueRules, load_rules
 
 DDP = load_rules("ddp")
@@ -224,6 +228,52 @@ def test_plan_begins_with_that_step_of_generated_jobs_too(framework: str) -> Non
         assert built is not None
         before_s = simulated(given.problem, given.issued).makespan_s
         assert before_s == pytest.approx(built.times.iteration_s, rel=1e-12 if num_batches <= 3 else 1e-5)
+
+
+@pytest.mark.parametrize("framework", ["fsdp2", "torchtitan"])
+def test_a_plans_settings_typed_as_keys_are_the_step_and_the_memory_that_the_plan_shows(framework: str) -> None:
+    """The plan's after, and settings that it might have chosen: `reshard_after_forward`, lists, buffers, a group."""
+    for seed in (1,):
+        raw = generated(framework, seed)
+        raw["parallel"]["global_batch"] = raw["parallel"]["fsdp"]
+        given, dice = read_input(parse_job(raw, "job.toml")), Random(seed)
+        plan = Fsdp2().plan(replace(given.problem, work=SearchBudget(0.1)))
+        units = visits.units_of(visits.visits_of(given.problem.iteration))
+        drawn = Fsdp2Settings(
+            units=units,
+            kept=units[dice.choice((0, 3, 9)) :],
+            forward_prefetch=dice.choice((0, 3)),
+            backward_prefetch=dice.choice((0, 2)),
+            reduce_buffers=dice.choice((2, 4)),
+            separate_reduce_group=True,
+        )
+        for settings in (drawn, plan.settings):
+            assert isinstance(settings, Fsdp2Settings)
+            step = simulated(given.problem, given.problem.with_settings(settings))
+            typed = Job(parse_job(raw | {"parallel": raw["parallel"] | settings.keys()}, "job.toml")).step
+            assert typed is not None
+            assert typed.layout != given.step.layout  # type: ignore[union-attr]  # a named model's
+            assert step.peak_bytes == typed.most_bytes
+            assert step.makespan_s == pytest.approx(typed.times.iteration_s, rel=1e-12)
+        assert simulated(given.problem, plan.iteration).peak_bytes == step.peak_bytes
+        said = {
+            tuple(pair.removeprefix("parallel.").split("=")) for one in plan.effects for pair in one.key.split(", ")
+        }
+        assert said <= {(key, str(value).lower()) for key, value in plan.settings.keys().items()}  # type: ignore[union-attr]
+
+
+def test_a_job_that_has_settings_begins_with_them_and_is_told_what_to_add() -> None:
+    raw = generated("fsdp2", 1)
+    raw["parallel"] |= {"global_batch": raw["parallel"]["fsdp"], "kept_units": 2, "reduce_buffers": 4}
+    given = read_input(parse_job(raw, "job.toml"))
+    own = given.problem.settings
+    assert own is not None
+    assert (len(own.kept), own.reduce_buffers) == (2, 4)
+    told = given.problem.with_settings(own)
+    assert operators(told) == operators(given.problem.unplanned)
+    assert simulated(given.problem, told).peak_bytes == given.step.most_bytes  # type: ignore[union-attr]
+    plan = Fsdp2().plan(replace(given.problem, work=SearchBudget(0.1)))
+    assert not any("max_input_buffers" in one.switch for one in plan.effects)
 
 
 @pytest.mark.parametrize("name", TUNED)

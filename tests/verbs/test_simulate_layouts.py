@@ -14,8 +14,9 @@ from lagom_overlap.cli import main
 from lagom_overlap.interrupts import as_interrupts
 from lagom_overlap.jobfile.run_folder import RunFolder, RunKind
 from lagom_overlap.planners.layout_search import SearchProgress
-from lagom_overlap.results.layouts import LayoutRow
+from lagom_overlap.results.layouts import LayoutRow, LayoutsResult
 from lagom_overlap.verbs import simulate_layouts
+from lagom_overlap.verbs.load import load_run
 from lagom_overlap.verbs.simulate_layouts import LayoutsRequest, run_layouts
 
 MODEL = '[job]\nname = "m"\n[model]\nname = "llama-3.2-1b"\nseq_len = 2048\n[cluster]\npreset = "h100_dgx"\n'
@@ -137,6 +138,30 @@ def test_several_values_of_a_key_are_ranked_each_as_a_job_of_its_own(
     assert {row["keys"]["fsdp"]: row["iteration_s"] for row in found["rows"]} == alone
     assert found["rows"][0]["keys"] == {"fsdp": 8}
     assert tomllib.loads((tmp_path / "run" / "best.toml").read_text())["parallel"]["fsdp"] == 8
+
+
+def test_variants_of_unequal_work_are_ranked_by_tokens_per_second_and_none_lends_its_batch_to_the_headline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two sequences a GPU take longer than one, and train more in a second."""
+    job = tmp_path / "job.toml"
+    job.write_text(MODEL + "[parallel]\nfsdp = 8\n")
+    words = ("simulate", str(job), "--set", "parallel.micro_batch=1,2", "--out", str(tmp_path / "run"))
+    assert main([*words]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "sequences" not in printed.split(":")[0]
+    assert "by tokens per second" in printed
+    assert "tokens/s/GPU" in printed
+    result = load_run(tmp_path / "run")
+    assert isinstance(result, LayoutsResult)
+    first, second = result.rows
+    assert (first.keys, second.keys) == ({"micro_batch": 2}, {"micro_batch": 1})
+    assert first.num_tokens == 2 * second.num_tokens
+    assert first.iteration_s > second.iteration_s
+    for row, told in zip(result.rows, result.table(), strict=True):
+        assert row.tokens_per_s == pytest.approx(row.num_tokens / row.iteration_s)
+        assert told["tokens_per_s_per_gpu"] == pytest.approx(row.num_tokens / row.iteration_s / 8)
+    assert result.figure().layout.yaxis.title.text == "tokens/s per GPU"
 
 
 def test_best_toml_names_files_of_ones_own_as_seen_from_its_folder(

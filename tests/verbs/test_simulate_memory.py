@@ -70,6 +70,21 @@ def test_every_change_that_is_advised_makes_the_job_fit(parallel: dict[str, Any]
         )
 
 
+@pytest.mark.parametrize("parallel", [{"fsdp": 8, "micro_batch": 8}, {"data": 8, "zero_stage": 3, "micro_batch": 8}])
+def test_advice_for_a_job_that_names_no_batch_says_what_keeps_it(parallel: dict[str, Any]) -> None:
+    """`micro_batch = 4` alone would train half as many sequences, and hold less than what is told."""
+    raw = job(parallel, "llama-2-7b", seq_len=8192)
+    found = FITS.search(refusal(raw))
+    assert found is not None
+    told = [one for one in found[1].split("; or ") if "micro_batch" in one]
+    assert told
+    for advice in told:
+        assert "global_batch = 64" in advice
+        gigabytes = float(advice.rpartition("(")[2].removesuffix(" GB)"))
+        result = simulate(raw | {"parallel": parallel | values(advice.rpartition(" (")[0])})
+        assert result.memory_bytes / 1e9 == pytest.approx(gigabytes, abs=0.06)
+
+
 def test_a_job_that_needs_more_gpus_is_told_so() -> None:
     """ZeRO-3 over 8 GPUs with every layer recomputed: 70 B parameters take 16 bytes each, 140 GB a GPU."""
     message = refusal(job({"fsdp": 8, "recompute": "full"}, "llama-3-70b"))

@@ -86,6 +86,9 @@ def _is_compared(job: JobStep) -> bool:
         and layout.recompute in (Recompute.NONE, Recompute.FULL, Recompute.PRODUCTS)
         and not job.precision.products.is_narrow
         and all(kind == dense for kind in job.model.layer_kinds)
+        and not job.model.tied_embeddings
+        and (layout.forward_prefetch, layout.backward_prefetch, layout.kept_units, layout.reduce_buffers)
+        == (0, 0, 0, 1)
     )
 
 
@@ -111,6 +114,9 @@ def _advice(job: JobStep, limit: int) -> str:
     def words(changed: _Fields) -> str:
         names = {"data": "fsdp" if job.says_fsdp else "data"}
         kept = {key: value for key, value in changed.items() if getattr(job.layout, key) != value}
+        other = replace(job.layout, **changed)  # type: ignore[arg-type]  # keys of the layout with their values
+        if not job.says_batch and other.num_micro_batches > 1:  # a file that names no batch would get a smaller one
+            kept["global_batch"] = other.global_batch
         return ", ".join(f"{names.get(key, key)} = {_toml(value)}" for key, value in kept.items())
 
     alone = [(changed, most) for changed, _, most in _changes(job, job.layout) if most <= limit]

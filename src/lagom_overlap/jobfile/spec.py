@@ -7,6 +7,7 @@ format is described in docs/formats.md.
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -16,9 +17,10 @@ import msgspec
 from msgspec import Meta
 
 from lagom_overlap.collective import Algorithm, CollectiveKind, LaunchOrder, Protocol, StreamPriority, Transport
-from lagom_overlap.errors import JobError, did_you_mean, in_words
+from lagom_overlap.errors import JobError, MissingDependencyError, UnknownNameError, did_you_mean, in_words
 from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.record import read_regular, starts_with
+from lagom_overlap.registry import BACKENDS, PLANNERS, TUNERS, checked_options, entry_point_names, load
 from lagom_overlap.toml_tables import Count, Name, Size, parse_toml, types_in
 from lagom_overlap.tuners.registry import OURS
 from lagom_overlap.tuners.warm_start import WarmSource
@@ -396,6 +398,7 @@ def parse_job(raw: dict[str, Any], where: str, *, may_lack_work: bool = False) -
 
     Raises:
         JobError: naming the key, its value and what is allowed.
+        UnknownNameError: if there is no tuner, planner or backend that it names.
     """
     try:
         spec = msgspec.convert(raw, JobSpec)
@@ -405,7 +408,28 @@ def parse_job(raw: dict[str, Any], where: str, *, may_lack_work: bool = False) -
         if key not in _keys_of(ParallelTable):
             raise JobError(f"{where}: {_unknown('parallel.', key, ParallelTable)}")
     _check_together(spec, where, may_lack_work=may_lack_work)
+    _check_named(spec)
     return spec
+
+
+def _check_named(spec: JobSpec) -> None:
+    """Refuses names that nothing is registered under, and options that what they name has not, whoever reads them.
+
+    Raises:
+        UnknownNameError: naming what there is.
+        JobError: for an option.
+    """
+    named: tuple[tuple[str, str, str | None, Mapping[str, object], str], ...] = (
+        (TUNERS, "tuner", spec.tune.tuner, spec.tune.options, "tune"),
+        (PLANNERS, "planner", spec.plan.planner, spec.plan.options, "plan"),
+        (BACKENDS, "backend", spec.job.backend, {}, "job"),
+    )
+    for group, what, name, options, table in named:
+        if name is not None and name not in (known := entry_point_names(group)):
+            raise UnknownNameError.among(what, name, known)
+        if name is not None and options:
+            with suppress(MissingDependencyError):  # told by the verb that needs it
+                checked_options(load(group, what, name), name, options, what=what, table=table)
 
 
 def _check_together(spec: JobSpec, where: str, *, may_lack_work: bool) -> None:

@@ -30,6 +30,7 @@ from lagom_overlap.workload.parallel import (
 from lagom_overlap.workload.parallel.check import check_layout
 from lagom_overlap.workload.precision import ATTENTION_FORMATS, Precision, ProductFormat
 from lagom_overlap.workload.step import IssueRules, changes_of, load_rules, rules_in_release
+from lagom_overlap.workload.step.framework_file import framework_file
 from lagom_overlap.workload.step.switches import TAKEN_ANYWHERE, dispatchers, has_dispatcher, switches
 
 MAX_PASSES: Final = 1 << 14
@@ -41,9 +42,10 @@ SEQ_LEN: Final = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class JobStep:
-    """What a job with a named model trains, how and on what; `says_fsdp` where it names its degree so.
+    """What a job with a named model trains, how and on what.
 
-    What is made of it is made once; another layout or carve-out is another step (`dataclasses.replace`).
+    `says_fsdp` where it names its degree so, `says_batch` where it names a global batch. What is made of it is made
+    once; another layout or carve-out is another step (`dataclasses.replace`).
     """
 
     model: TransformerModel
@@ -59,6 +61,7 @@ class JobStep:
     sm_carveout: int | None
     rank_skew_s: float
     says_fsdp: bool
+    says_batch: bool
 
     @cached_property
     def simulator(self) -> TrainingSimulator:
@@ -265,6 +268,11 @@ def check_switches(parallel: ParallelTable, framework: str) -> None:
         JobError: naming the key, the framework, and the frameworks that have it.
     """
     default = ParallelTable()
+    if parallel.prefetch != default.prefetch and "forward_prefetch" in framework_file(framework).switches:
+        raise JobError(
+            f"parallel.prefetch is {parallel.prefetch}, but framework {framework} has two lists: give "
+            "parallel.forward_prefetch and parallel.backward_prefetch"
+        )
     for key, having in switches().items():
         value = getattr(parallel, key)
         if value != getattr(default, key) and framework not in having and key not in TAKEN_ANYWHERE:
@@ -353,4 +361,5 @@ def job_step(spec: JobSpec) -> JobStep | None:
         sm_carveout=spec.cost.sm_carveout,
         rank_skew_s=spec.cost.rank_skew_s,
         says_fsdp=parallel.fsdp is not None,
+        says_batch=parallel.global_batch is not None,
     )

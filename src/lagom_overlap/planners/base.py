@@ -4,7 +4,7 @@ A planner sees one data-flow `Iteration`, what the machine is and how long thing
 rewrites (`workload.rewrite`). Planners are pure but for the time they are given; a seed is an argument.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Protocol
@@ -16,6 +16,7 @@ from lagom_overlap.planners.deadline import Deadline, SearchBudget
 from lagom_overlap.planners.effects import SwitchAdvice
 from lagom_overlap.planners.megatron.settings import MegatronSettings
 from lagom_overlap.workload import Iteration, Op
+from lagom_overlap.workload.fsdp2.reissue import reissued
 from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
 from lagom_overlap.workload.rewrite.steps import Rewrite
 
@@ -43,6 +44,8 @@ class PlanProblem:
     step has, which may be one that stands for all). `together` is, by collective, the progress of it and of
     computations while both run, relative to running alone, where that was measured (`planners.shared_cores`).
     `is_blocking`: every operator ends before the next is issued, as under FSDP2 on CPU ranks, which have no streams.
+    `settings` are FSDP2's that a job of a named model has by its own keys, and `told` is the step that the job has with
+    others (None: a step that was captured, which is issued again with them).
     `until` is when a planner must end whom another one asks: it takes the place of `budget_s` and `work`.
     """
 
@@ -62,6 +65,8 @@ class PlanProblem:
     num_micro_batches: int | None = None
     together: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     is_blocking: bool = False
+    told: Callable[[Fsdp2Settings], Iteration] | None = field(default=None, compare=False, repr=False)
+    settings: Fsdp2Settings | None = None
     until: Deadline | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -80,6 +85,12 @@ class PlanProblem:
     def unplanned(self) -> Iteration:
         """The step as it runs before any plan."""
         return self.issued or self.iteration
+
+    def with_settings(self, settings: Fsdp2Settings) -> Iteration:
+        """The step as FSDP2 issues it with those settings."""
+        if self.told is not None:
+            return self.told(settings)
+        return reissued(self.iteration, self.unplanned, settings)
 
     def ending(self, deadline: Deadline) -> "PlanProblem":
         """The problem for a planner that must end so."""

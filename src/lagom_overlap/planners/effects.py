@@ -9,13 +9,17 @@ MIN_GAIN: Final = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchAdvice:
-    """One setting: the predicted step with all advised settings but this one, and with this one too (s)."""
+    """One setting: the predicted step with all advised settings but this one, and with this one too (s).
+
+    `key` is what `--set` takes to say the same of the job, "" of a step that has no such keys.
+    """
 
     switch: str
     without_s: float
     with_s: float
+    key: str = ""
 
     @property
     def gain(self) -> float:
-        """What it takes off the step, as a share of the step without it."""
+        """What it takes off the step, as a share of the step without it, as every verb tells a gain."""
         return 1.0 - self.with_s / self.without_s

@@ -7,7 +7,7 @@ with itself applied, against the same step without it.
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Final
 
 from lagom_overlap.errors import JobError
@@ -20,7 +20,6 @@ from lagom_overlap.planners.simulated import SimulatedPlan, simulated
 from lagom_overlap.units import format_memory, format_percent
 from lagom_overlap.workload import Iteration
 from lagom_overlap.workload.fsdp2.reduced import is_reduced_in_more
-from lagom_overlap.workload.fsdp2.reissue import reissued
 from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
 from lagom_overlap.workload.fsdp2.visits import Visit, units_of, visits_of
 
@@ -29,6 +28,7 @@ USABLE_MEMORY: Final = 0.9
 _DEPTHS: Final = (2, 3)
 """An explicit list of one is FSDP2's own order."""
 _BUFFERS: Final = (2, 4)
+_FIELDS: Final = tuple(field.name for field in fields(Fsdp2Settings))
 _SIMULATION_STEPS: Final = 40
 """Per operator, of one issue and its simulation: what `OPERATOR_STEPS` is for a graph."""
 
@@ -76,10 +76,10 @@ class Fsdp2:
         return Plan(
             planner="fsdp2",
             rewrites=(),
-            iteration=problem.unplanned if best.settings.is_default else best.iteration,
+            iteration=best.iteration,
             lower_bound_s=graph.seconds(lower_bound(graph)),
             notes=search.remarks(),
-            settings=None if best.settings.is_default else best.settings,
+            settings=None if best is search.own else best.settings,
             effects=effects,
             not_advised=dropped,
         )
@@ -102,9 +102,9 @@ class _Search:
         self._limit = sys.maxsize if limit is None else limit
         self._tried: dict[Fsdp2Settings, _Tried] = {}
         units = units_of(visits)
-        again = {visit.unit for visit in visits if not visit.is_forward}
+        own = problem.settings or Fsdp2Settings(units=units)
+        again = {visit.unit for visit in visits if not visit.is_forward} | {*own.kept}
         self._regathered = tuple(unit for unit in units if unit in again)
-        own = Fsdp2Settings(units=units)
         self.own = _Tried(own, problem.unplanned, simulated(problem, problem.unplanned))
         self._tried[own] = self.own
         self._longest_s = 0.0
@@ -114,7 +114,7 @@ class _Search:
         found = self._tried.get(settings)
         if found is None:
             begin_s = self._deadline.elapsed_s
-            made = reissued(self._problem.iteration, self._problem.unplanned, settings)
+            made = self._problem.with_settings(settings)
             self._deadline.spend(_SIMULATION_STEPS * len(made.ops))
             found = self._tried[settings] = _Tried(settings, made, simulated(self._problem, made))
             self._longest_s = max(self._longest_s, self._deadline.elapsed_s - begin_s)
@@ -126,7 +126,7 @@ class _Search:
         return self._deadline.left_s > self._longest_s
 
     def fits(self, tried: _Tried) -> bool:
-        """Whether the step fits; FSDP2's own does where no limit was given, whatever was assumed of the GPU."""
+        """Whether the step fits; the job's own does where no limit was given, whatever was assumed of the GPU."""
         return tried.step.peak_bytes <= max(self._limit, self.own.step.peak_bytes)
 
     def best(self) -> _Tried:
@@ -150,10 +150,20 @@ class _Search:
         """The same without a setting that no longer gains; None if each one does."""
         idle = [
             without
-            for _, one in set_settings(best.settings)
+            for _, one in self._added(best.settings)
             if self.fits(without := self.tried(one)) and self._gain(without, best) <= MIN_GAIN
         ]
         return min(idle, key=lambda one: one.step.makespan_s, default=None)
+
+    def _added(self, settings: Fsdp2Settings) -> list[tuple[str, Fsdp2Settings]]:
+        """Each setting that is neither FSDP2's default nor the job's own, in words, and the settings without it."""
+        own = self.own.settings
+        found = []
+        for words, without in set_settings(settings):
+            name = next(name for name in _FIELDS if getattr(without, name) != getattr(settings, name))
+            if getattr(settings, name) != getattr(own, name):
+                found.append((words, replace(settings, **{name: getattr(own, name)})))
+        return found
 
     def _changes(self, settings: Fsdp2Settings) -> Iterator[Fsdp2Settings]:
         """Those first that save bytes: on a large step the budget may end after a few."""
@@ -187,8 +197,8 @@ class _Search:
     def effects(self, best: _Tried) -> tuple[tuple[SwitchAdvice, ...], tuple[SwitchAdvice, ...]]:
         """What each setting brings, largest first, and what each that is not advised would have cost or gained."""
         advised = []
-        for words, without in set_settings(best.settings):
-            advised.append(_advice(words, self.tried(without), best))
+        for words, without in self._added(best.settings):
+            advised.append(self._advice(words, without, self.tried(without), best))
         here = {words.partition("=")[0] for words, _ in set_settings(best.settings)}
         others: dict[str, SwitchAdvice] = {}
         for change in self._changes(best.settings):
@@ -197,13 +207,22 @@ class _Search:
             tried = self._tried[change]
             words = next(words for words, _ in set_settings(change) if words not in dict(set_settings(best.settings)))
             name = words.partition("=")[0]
-            found = _advice(words if self.fits(tried) else f"{words} ({self._too_much(tried)})", best, tried)
+            said = words if self.fits(tried) else f"{words} ({self._too_much(tried)})"
+            found = self._advice(said, best.settings, best, tried)
             if name not in here and (name not in others or found.with_s < others[name].with_s):
                 others[name] = found
         return (
             tuple(sorted(advised, key=lambda one: -one.gain)),
             tuple(sorted(others.values(), key=lambda one: one.with_s)),
         )
+
+    def _advice(self, words: str, before: Fsdp2Settings, without: _Tried, with_it: _Tried) -> SwitchAdvice:
+        key = ""
+        if self._problem.told is not None:
+            keys, others = with_it.settings.keys(), before.keys()
+            told = (f"parallel.{key}={str(value).lower()}" for key, value in keys.items() if value != others[key])
+            key = ", ".join(told)
+        return SwitchAdvice(switch=words, without_s=without.step.makespan_s, with_s=with_it.step.makespan_s, key=key)
 
     def _too_much(self, tried: _Tried) -> str:
         return f"needs {format_memory(tried.step.peak_bytes)}, {format_memory(self._limit)} are allowed"
@@ -215,15 +234,11 @@ class _Search:
             limit += f", {format_percent(USABLE_MEMORY, 0)} of the GPU's"
         blocking = ("On CPU ranks FSDP2's collectives block the host: no order hides one, only fewer of them gain.",)
         return (
-            f"{len(self._tried)} settings simulated as FSDP2 issues them; one is advised if the step is "
-            f"{format_percent(MIN_GAIN, 0)} longer without it{limit}.",
+            f"{len(self._tried)} settings simulated as FSDP2 issues them; one is advised if it takes "
+            f"{format_percent(MIN_GAIN, 0)} off the step{limit}.",
             *(blocking if self._problem.is_blocking else ()),
             *self._deadline.remarks(),
         )
-
-
-def _advice(words: str, without: _Tried, with_it: _Tried) -> SwitchAdvice:
-    return SwitchAdvice(switch=words, without_s=without.step.makespan_s, with_s=with_it.step.makespan_s)
 
 
 def set_settings(settings: Fsdp2Settings) -> list[tuple[str, Fsdp2Settings]]:

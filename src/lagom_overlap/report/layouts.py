@@ -70,10 +70,18 @@ def size_text(result: LayoutsResult) -> str:
     """Model, GPUs and what was looked at."""
     what = "layouts" if result.is_ranking else "variants"
     gpus = f"{result.num_gpus} GPU{'s' if result.num_gpus > 1 else ''}"
+    gpus = gpus if len({row.num_gpus for row in result.rows}) == 1 else "several numbers of GPUs"
+    work = f", {result.global_batch} sequences of {result.seq_len} tokens" if result.same_work else ""
     return (
-        f"{result.model} on {gpus} ({result.cluster}), {result.global_batch} sequences of {result.seq_len} tokens: "
-        f"{result.num_layouts} {what}, {len(result.rows)} simulated"
+        f"{result.model} on {gpus} ({result.cluster}){work}: {result.num_layouts} {what}, {len(result.rows)} simulated"
     )
+
+
+def order_text(result: LayoutsResult) -> str:
+    """What the order is, where seconds per iteration do not say; "" where they do."""
+    if result.same_work:
+        return ""
+    return "The variants train different numbers of tokens per iteration: the order is by tokens per second."
 
 
 def certainty(result: LayoutsResult) -> str:
@@ -94,7 +102,13 @@ def next_line(result: LayoutsResult) -> str:
 
 def summary(result: LayoutsResult) -> str:
     """The fastest layout, what was looked at, and the caveats."""
-    lines = (f"{result.job}: {headline(result)}", f"{size_text(result)}.", certainty(result), *result.notes)
+    lines = (
+        f"{result.job}: {headline(result)}",
+        f"{size_text(result)}.",
+        order_text(result),
+        certainty(result),
+        *result.notes,
+    )
     return "\n".join(filter(None, lines))
 
 
@@ -110,8 +124,7 @@ def layouts_summary(result: LayoutsResult) -> Group:
     parts: list[RenderableType] = [Text(size_text(result), style="dim"), Text(headline(result), style="bold"), Text()]
     parts.append(_table(result))
     before = len(parts)
-    if sentence := certainty(result):
-        parts.append(Text(sentence))
+    parts += [Text(words) for words in (order_text(result), certainty(result)) if words]
     for one in result.refused[:_MAX_REFUSED]:
         parts.append(Text(f"Not simulated: {layout_text(one.keys, is_ranking=False)}: {one.why}"))
     if len(result.refused) > _MAX_REFUSED:
@@ -132,7 +145,7 @@ def _table(result: LayoutsResult) -> Fitted:
     ranking = result.is_ranking
     table.add_column("layout" if ranking else "variant", ratio=1)
     several = len({row.num_gpus for row in result.rows}) > 1
-    for name in (*(("GPUs",) if several else ()), "iteration", "memory", "MFU", "exposed"):
+    for name in (*(("GPUs",) if several else ()), "iteration", "tokens/s/GPU", "memory", "MFU", "exposed"):
         table.add_column(name, justify="right", no_wrap=True)
     most = MAX_ROWS if ranking else MAX_VARIANTS
     numbered = list(enumerate(result.rows, start=1))
@@ -145,7 +158,8 @@ def _table(result: LayoutsResult) -> Fitted:
         last = number
         cells = [Text(f"{number}{'*' if row.is_on_frontier else ' '}"), Text(layout_text(row.keys, is_ranking=ranking))]
         cells += [Text(str(row.num_gpus))] if several else []
-        cells += [Text(format_seconds(row.iteration_s)), Text(format_memory(row.memory_bytes))]
+        cells += [Text(format_seconds(row.iteration_s)), Text(f"{row.tokens_per_s_per_gpu:,.0f}")]
+        cells.append(Text(format_memory(row.memory_bytes)))
         table.add_row(*cells, Text(f"{100 * row.mfu:.1f} %"), Text(f"{100 * row.exposed_share:.1f} %"))
     table.caption = "* nothing simulated needs less memory and is as fast"
     table.caption_justify = "left"
@@ -155,7 +169,7 @@ def _table(result: LayoutsResult) -> Fitted:
 MAX_PAGE_ROWS: Final = 200
 """Rows of the page's table; run.json has all."""
 _CAPTION: Final = (
-    "One point per simulated layout: its iteration, and the memory of its fullest GPU. Blue: nothing simulated needs "
+    "One point per simulated layout: its speed, and the memory of its fullest GPU. Blue: nothing simulated needs "
     "less memory and is as fast. Names are shown under the pointer."
 )
 
@@ -167,7 +181,7 @@ def render_layouts(result: LayoutsResult) -> str:
         result=result,
         headline=headline(result),
         size=size_text(result),
-        certainty=certainty(result),
+        certainty=" ".join(filter(None, (order_text(result), certainty(result)))),
         next_line=next_line(result),
         figure=embedded(figure(result), _CAPTION),
         rows=[
@@ -175,6 +189,7 @@ def render_layouts(result: LayoutsResult) -> str:
                 f"{number}. {layout_text(row.keys, is_ranking=result.is_ranking)}",
                 row.num_gpus,
                 format_seconds(row.iteration_s),
+                f"{row.tokens_per_s_per_gpu:,.0f}",
                 format_memory(row.memory_bytes),
                 format_percent(row.mfu),
                 format_percent(row.exposed_share),
@@ -201,12 +216,12 @@ def figure(result: LayoutsResult) -> "go.Figure":
         ]
         drawn.add_scatter(
             x=[row.memory_bytes / 1e9 for row in rows],
-            y=[row.iteration_s / unit for row in rows],
+            y=[row.iteration_s / unit if result.same_work else row.tokens_per_s_per_gpu for row in rows],
             mode=mode,
             marker={"color": colour, "size": 9 if on_frontier else 6},
             name="frontier" if on_frontier else "others",
             hovertext=[label(layout_text(row.keys, is_ranking=result.is_ranking), 120) for row in rows],
         )
     drawn.update_xaxes(title_text="memory of the fullest GPU (GB)")
-    drawn.update_yaxes(title_text=f"one iteration ({unit_name})")
+    drawn.update_yaxes(title_text=f"one iteration ({unit_name})" if result.same_work else "tokens/s per GPU")
     return lay_out(drawn, _HEIGHT_PX)

@@ -163,15 +163,16 @@ def whether(answers: Sequence[WhatIf]) -> str:
     ordered = best_first(answers)
     gains = [answer for answer in ordered if answer.verdict is GainEstimate.GAIN]
     if gains:
-        return f"Worth trying: {gains[0].change}, {_words(gains[0])}."
+        return f"Worth trying: {gains[0].change}, {gain_text(gains[0])}."
     best = ordered[0]
-    tried = f'the best of {len(ordered)} changes, "{best.change}", is predicted to give {_words(best)}'
+    tried = f'the best of {len(ordered)} changes, "{best.change}", is predicted to give {gain_text(best)}'
     if best.verdict is GainEstimate.WITHIN_ERROR and best.gain_s > 0:
         return f"No gain that the model can tell from its own error: {tried}."
     return f"No change is predicted to pay: {tried}."
 
 
-def _words(answer: WhatIf) -> str:
+def gain_text(answer: WhatIf) -> str:
+    """A gain as a share of the step before, with its interval."""
     return f"{format_percent(answer.share, signed=True)} of the step ({interval_text(answer)})"
 
 

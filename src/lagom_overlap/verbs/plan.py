@@ -31,12 +31,12 @@ from lagom_overlap.results.plan import (
     PlanResult,
 )
 from lagom_overlap.results.plan_decisions import decisions_of
-from lagom_overlap.sim.what_if import AskedChange, GainEstimate, WhatIf, interval_text, what_if
+from lagom_overlap.sim.what_if import AskedChange, GainEstimate, WhatIf, gain_text, what_if
 from lagom_overlap.trace.chrome_writer import chrome_trace
 from lagom_overlap.units import format_memory, format_percent, format_seconds
 from lagom_overlap.verbs.plan_carrier import Carried, carried, nobody
 from lagom_overlap.verbs.plan_file import check_plan, check_plan_file, plan_toml, read_plan
-from lagom_overlap.verbs.plan_fsdp2 import fsdp2_lines
+from lagom_overlap.verbs.plan_fsdp2 import fsdp2_lines, key_notes
 from lagom_overlap.verbs.plan_megatron import megatron_files, megatron_lines, megatron_plan
 from lagom_overlap.verbs.plan_problem import ONE_STAGE, OURS, WHOLE, Check, PlanInput
 from lagom_overlap.verbs.plan_run import executed
@@ -354,6 +354,7 @@ def plan_result(given: PlanInput, found: Planned, *, carrier: Carrier | None, fi
             *(() if given.is_on_cores else beyond_note(before.peak_bytes, given.problem.cluster.gpu)),
             *plan.notes,
             *_how_sure(found),
+            *_other_keys(given, found),
             *(() if carrier is not None else (nobody(given),)),
         ),
         files=files,
@@ -369,6 +370,14 @@ def _limit_bytes(given: PlanInput, found: Planned) -> int | None:
     return memory_limit_bytes(given.problem) if found.plan.planner == SETTINGS_PLANNERS[Carrier.FSDP2] else limit
 
 
+def _other_keys(given: PlanInput, found: Planned) -> tuple[str, ...]:
+    """What other keys of a named model's job gain; a plan of Megatron-LM's switches has tried them."""
+    if given.step is None or found.megatron is not None or found.interrupted:
+        return ()
+    settings = found.plan.settings if isinstance(found.plan.settings, Fsdp2Settings) else given.problem.settings
+    return tuple(key_notes(given.step, settings))
+
+
 def _how_sure(found: Planned) -> tuple[str, ...]:
     """How far the model's own error may move a gain that was simulated with contention, as `lagom simulate` says it."""
     if found.plan.changes_nothing or found.after.simulation is not Simulation.CONTENTION:
@@ -379,7 +388,7 @@ def _how_sure(found: Planned) -> tuple[str, ...]:
     if not gain.gain_s:  # the step as it was
         return ()
     none = "" if gain.verdict is GainEstimate.GAIN else ", so that it may be none"
-    return (f"By the model's own error (lagom docs accuracy) the gain is {interval_text(gain)} of the step{none}.",)
+    return (f"The gain is {gain_text(gain)} by the model's own error (lagom docs accuracy){none}.",)
 
 
 def _fsdp2(found: Planned) -> Fsdp2Effects | None:

@@ -21,7 +21,6 @@ from lagom_overlap.record import read_regular
 from lagom_overlap.toml_tables import parse_toml
 from lagom_overlap.workload import Iteration
 from lagom_overlap.workload.digest import graph_digest
-from lagom_overlap.workload.fsdp2.reissue import reissued
 from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
 from lagom_overlap.workload.fsdp2.visits import units_of, visits_of
 from lagom_overlap.workload.rewrite.apply import rewritten
@@ -152,7 +151,7 @@ def read_plan(path: Path, problem: PlanProblem, num_ranks: int) -> Plan:
     held = _decoded(path)
     rewrites, iteration = _applied(path, held, problem.iteration, num_ranks)
     if held.fsdp2 is not None:
-        iteration = reissued(problem.iteration, problem.unplanned, held.fsdp2)
+        iteration = problem.with_settings(held.fsdp2)
     if held.megatron is not None:  # of a whole iteration there is no bound
         bound_s = None
     else:

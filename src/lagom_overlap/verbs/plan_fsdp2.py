@@ -1,9 +1,19 @@
-"""FSDP2's settings of a plan in words: the calls, what each is predicted to bring, and what is not advised."""
+"""FSDP2's settings of a plan in words: the calls, what each is predicted to bring, and what is not advised.
 
+And what no plan of this step says, but other keys of its job would gain: `lagom simulate` asks the same.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from lagom_overlap.errors import LagomError
+from lagom_overlap.jobfile.step import JobStep
 from lagom_overlap.planners.base import Plan
-from lagom_overlap.planners.effects import SwitchAdvice
+from lagom_overlap.planners.effects import MIN_GAIN, SwitchAdvice
 from lagom_overlap.planners.fsdp2 import set_settings
 from lagom_overlap.units import format_percent, format_seconds
+from lagom_overlap.verbs.simulate_what_if import MAX_SLOTS, switched_layouts
 from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
 
 
@@ -13,12 +23,35 @@ def fsdp2_lines(plan: Plan) -> tuple[str, ...]:
         words = [f"  {words}" for words, _ in set_settings(plan.settings)]
         return ('apply_fsdp2(model, Path("plan.toml")), behind fully_shard:', *words) if words else ()
     if not plan.effects and plan.settings is None:
-        head = ["FSDP2's own settings stay: none gains 1 % of this step within the memory"]
+        head = ["The settings stay as they are: no other gains 1 % of this step within the memory"]
     else:
         head = ['apply_fsdp2(model, Path("plan.toml")), behind fully_shard:'] if plan.effects else []
     return (*head, *map(_line, plan.effects), *(f"{_line(one)}: not advised" for one in plan.not_advised))
 
 
+def key_notes(job: JobStep, settings: Fsdp2Settings | None) -> Iterator[str]:
+    """Keys of a job that gain on its iteration with a plan's settings, and are none of FSDP2's; each alone."""
+    keys: dict[str, Any] = {} if settings is None else settings.keys()
+    planned = replace(job, layout=replace(job.layout, **keys)) if keys else job
+    if planned.layout.num_micro_batches * planned.layout.num_chunks > MAX_SLOTS:
+        return
+    for change, _, setting, layout in switched_layouts(planned):
+        key, _, value = setting.replace('"', "").partition(" = ")
+        other = replace(planned, layout=layout)
+        if (settings is not None and key in keys) or not other.fits:
+            continue
+        try:
+            gain = 1 - other.times.iteration_s / planned.times.iteration_s
+        except LagomError:
+            continue
+        if gain > MIN_GAIN:
+            yield (
+                f"Not of this plan, but a key of the job: --set parallel.{key}={value} ({change}) takes "
+                f"{format_percent(gain)} off the iteration, as lagom simulate predicts it."
+            )
+
+
 def _line(one: SwitchAdvice) -> str:
     gain = format_percent(one.gain, signed=True)
-    return f"{gain:>8} {one.switch} ({format_seconds(one.without_s)} -> {format_seconds(one.with_s)})"
+    key = f" [{one.key}]" if one.key else ""
+    return f"{gain:>8} {one.switch}{key} ({format_seconds(one.without_s)} -> {format_seconds(one.with_s)})"

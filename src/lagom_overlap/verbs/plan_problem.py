@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -33,8 +34,11 @@ from lagom_overlap.toml_tables import size_bytes
 from lagom_overlap.verbs.capture import captured_step
 from lagom_overlap.verbs.plan_times import FoundTimes, TimesWish, from_model, from_ranks, from_trace, from_training
 from lagom_overlap.workload import Iteration
+from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
+from lagom_overlap.workload.fsdp2.visits import units_of, visits_of
 from lagom_overlap.workload.issued import IssuedStep
-from lagom_overlap.workload.parallel import StageMemory
+from lagom_overlap.workload.parallel import ParallelLayout, StageMemory
+from lagom_overlap.workload.parallel.layout import MAX_ZERO_STAGE
 from lagom_overlap.workload.rewrite.steps import Reorder
 from lagom_overlap.workload.step.framework_file import framework_file
 
@@ -182,6 +186,9 @@ def _of_job(job: Job, wish: TimesWish, check: Check) -> PlanInput:
     )
     problem = replace(problem, pipeline=layout.pipeline, num_micro_batches=layout.num_micro_batches)
     problem = _as_estimated(problem, trained.memories[0])
+    if problem.framework == FSDP2 and isinstance(problem.times, ModelTimes):
+        units = units_of(visits_of(step.iteration))
+        problem = replace(problem, settings=_settings_of(layout, units), told=partial(_told, problem, trained))
     return replace(_input(job, problem, problem.unplanned, layout.num_gpus, found), step=trained)
 
 
@@ -191,12 +198,38 @@ def _as_estimated(problem: PlanProblem, memory: StageMemory) -> PlanProblem:
     Buffers tell what an order changes. What they leave out (other micro-batches in flight, what operators keep inside)
     is the same in every order, and counts as resident.
     """
-    more = memory.total_bytes - simulated(problem, problem.unplanned).peak_bytes
+    issued = _holding(problem, problem.unplanned, memory)
+    return replace(problem, iteration=replace(problem.iteration, resident_bytes=issued.resident_bytes), issued=issued)
 
-    def held(iteration: Iteration) -> Iteration:
-        return replace(iteration, resident_bytes=iteration.resident_bytes + more)
 
-    return replace(problem, iteration=held(problem.iteration), issued=held(problem.unplanned))
+def _holding(problem: PlanProblem, iteration: Iteration, memory: StageMemory) -> Iteration:
+    """A step as it is issued, with so many bytes at its peak."""
+    more = memory.total_bytes - simulated(problem, iteration).peak_bytes
+    return replace(iteration, resident_bytes=iteration.resident_bytes + more)
+
+
+def _settings_of(layout: ParallelLayout, units: tuple[str, ...]) -> Fsdp2Settings:
+    """FSDP2's settings that a job has; `units` are those that it gathers in forward, in their order."""
+    num_kept = len(units) if layout.zero_stage < MAX_ZERO_STAGE else min(layout.kept_units, len(units))
+    return Fsdp2Settings(
+        units=units,
+        forward_prefetch=layout.forward_prefetch,
+        backward_prefetch=layout.backward_prefetch,
+        kept=units[len(units) - num_kept :],
+        reduce_buffers=layout.reduce_buffers,
+        separate_reduce_group=layout.separate_reduce_group,
+    )
+
+
+def _told(problem: PlanProblem, trained: JobStep, settings: Fsdp2Settings) -> Iteration:
+    """The step of the job whose keys say those settings, with the memory that every verb tells of it.
+
+    Raises:
+        JobError: if no keys say so.
+    """
+    keys: dict[str, Any] = settings.keys()
+    other = replace(trained, layout=replace(trained.layout, **keys))
+    return _holding(problem, replace(other.issued.issued, is_dataflow=True), other.memories[0])
 
 
 def _trained(job: Job) -> JobStep:

@@ -281,6 +281,7 @@ def _row(step: JobStep, keys: Mapping[str, Any]) -> LayoutRow:
     return LayoutRow(
         keys=dict(keys),
         num_gpus=layout.num_gpus,
+        num_tokens=layout.global_batch * step.seq_len,
         iteration_s=times.iteration_s,
         tokens_per_s=layout.global_batch * step.seq_len / times.iteration_s,
         mfu=times.mfu(layout.num_gpus, step.operators.peak_flops),
@@ -371,7 +372,7 @@ def run_variants(
                 every_values.append(values)
             except LagomError as error:
                 refused.append(RefusedVariant(keys=_shown(values), why=str(error).removeprefix(f"{variants.where}: ")))
-            best_s = min((row.iteration_s for row in rows), default=None)
+            best_s = max(rows, key=lambda row: row.tokens_per_s).iteration_s if rows else None
             yield SearchProgress(num_simulated=number, most=len(every), best_s=best_s)
 
     interrupted = _followed(simulated(), on_progress)

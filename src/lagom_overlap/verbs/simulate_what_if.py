@@ -47,7 +47,7 @@ _KEEP_LINE: Final = "fully_shard(..., reshard_after_forward=False)"
 _OF_QUEUES: Final = f"{format_percent(QUEUE_ERROR, 0)} of a gain by transfers that no longer wait in one queue"
 _SAME_MEMORY: Final = 0.01
 """More of it than before that is worth a word."""
-_MAX_SLOTS: Final = 4096
+MAX_SLOTS: Final = 4096
 """Forwards of all stages beyond which only collectives are varied: flags build every stage again."""
 
 
@@ -199,7 +199,7 @@ def _of_the_job(job: JobStep) -> Iterator[tuple[AskedChange, JobStep]]:
         if layout.data > 1 and any(getattr(job.rules, key) is value for key, value in found.rules.items()):
             asked = AskedChange(f"as before {found.software} {found.since}", found.avoided_by, found.avoided_by)
             yield asked, replace(job, rules=replace(job.rules, **undone))
-    if layout.num_micro_batches * layout.num_chunks > _MAX_SLOTS:
+    if layout.num_micro_batches * layout.num_chunks > MAX_SLOTS:
         return
     for change, line, setting, changed in switched_layouts(job):
         other, key = replace(job, layout=changed), f"[parallel] {setting}"
@@ -245,3 +245,11 @@ def _flags(job: JobStep) -> Iterator[tuple[str, bool | int, str]]:
         yield "overlap_experts", True, "all-to-alls behind another micro-batch"
     if layout.zero_stage == 3 and layout.prefetch == 1:
         yield "prefetch", 2, "one more unit gathered ahead"
+    if layout.zero_stage == 3 and not layout.forward_prefetch:
+        yield "forward_prefetch", 2, "two units gathered ahead in forward"
+    if layout.zero_stage == 3 and not layout.backward_prefetch and layout.pipeline == 1:
+        yield "backward_prefetch", 2, "two units gathered ahead in backward"
+    if layout.zero_stage > 1 and layout.reduce_buffers == 1:
+        yield "reduce_buffers", 2, "two reductions in flight"
+    if layout.zero_stage > 1 and not layout.separate_reduce_group:
+        yield "separate_reduce_group", True, "reductions on a communicator of their own"

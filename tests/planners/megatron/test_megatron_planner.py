@@ -11,7 +11,7 @@ from lagom_overlap.planners.megatron.planner import Megatron, bucket_sizes
 from lagom_overlap.planners.megatron.roles import MegatronRole, Roles
 from lagom_overlap.planners.predict import predict
 from lagom_overlap.planners.step_index import StepIndex
-from lagom_overlap.workload import CommOp, Gemm, Iteration, MemoryBound, Op, Phase
+from lagom_overlap.workload import CommOp, CompOp, Gemm, Iteration, MemoryBound, Op, Phase
 from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.parallel import ParallelLayout
 from lagom_overlap.workload.step import program_step
@@ -225,3 +225,17 @@ def test_too_little_memory_is_refused_by_how_much() -> None:
 def test_weights_gradients_are_the_ones_that_are_delayed() -> None:
     step = problem(data=2, global_batch=2).iteration
     assert all(op.name.endswith("_w") for op in step.ops if op.origin.phase is Phase.WEIGHT_GRAD)
+
+
+def test_a_bucket_ends_where_the_host_waits_for_its_reductions() -> None:
+    """The device is waited for between micro-batches: what the second reduces is in no bucket of the first."""
+    found = problem(data=8, zero_stage=3, global_batch=16)
+    ops = found.iteration.ops
+    first, second = ([op for op in ops if op.name.startswith(f"mb{batch}.")] for batch in (0, 1))
+    wait = CompOp(name="synchronize", work=MemoryBound(1), deps=tuple(op.name for op in first), is_host_read=True)
+    rest = [op for op in ops if op not in first and op not in second]
+    held = replace(found.iteration, ops=(*first, wait, *second, *rest))
+    step = Megatron().plan(replace(found, iteration=held)).iteration
+    buckets = [op.name for op in step.comms if "scatter" in op.name and "+" in op.name]
+    assert {name[:3] for name in buckets} == {"mb0", "mb1"}
+    assert len(buckets) == 2

@@ -38,8 +38,7 @@ def built(
     micro_batch: int = 2,
     num_micro_batches: int = 1,
     num_layers: int = 0,
-    prefetch: int = 1,
-    explicit_prefetch: int | None = None,
+    prefetch: int = 0,
     precision: Precision | None = None,
 ) -> IssuedStep:
     model = load_model(name)
@@ -49,14 +48,14 @@ def built(
         replicate=replicate,
         micro_batch=micro_batch,
         global_batch=micro_batch * num_ranks * num_micro_batches,
-        prefetch=prefetch,
+        forward_prefetch=prefetch,
+        backward_prefetch=prefetch,
     )
     return build_step(
         replace(model, num_layers=num_layers or model.num_layers),
         layout,
         seq_len=2048,
         rules=FSDP2,
-        explicit_prefetch=explicit_prefetch,
         precision=precision,
     )
 
@@ -183,12 +182,12 @@ def test_explicit_prefetch_of_one_equals_the_default_overlap(name: str, num_micr
     cluster = load_preset("a40_nvlink")
     model = ContentionModel(cluster, load_profile("plausible"))
 
-    def seconds(explicit: int | None) -> float:
-        step = built(name, num_layers=6, num_micro_batches=num_micro_batches, explicit_prefetch=explicit)
+    def seconds(prefetch: int) -> float:
+        step = built(name, num_layers=6, num_micro_batches=num_micro_batches, prefetch=prefetch)
         return IterationSimulator(step.placed_on(cluster).issued, model).makespan_s({})
 
-    assert seconds(1) == seconds(None)
-    assert seconds(2) <= seconds(None)
+    assert seconds(1) == seconds(0)
+    assert seconds(2) <= seconds(0)
 
 
 @pytest.mark.torch

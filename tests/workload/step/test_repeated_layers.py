@@ -26,7 +26,9 @@ INTERLEAVED = {"schedule": PipelineSchedule.INTERLEAVED, "chunks": 2}
 CASES = {
     "FSDP2": ("fsdp2", "llama-3-8b", {"data": 8, "zero_stage": 3}),
     "FSDP2 with hybrid sharding and prefetch": (
-        "fsdp2", "phi-2", {"data": 8, "zero_stage": 3, "replicate": 2, "prefetch": 2},
+        "fsdp2", "phi-2", {
+            "data": 8, "zero_stage": 3, "replicate": 2, "forward_prefetch": 2, "kept_units": 3, "reduce_buffers": 2,
+        },
     ),
     "torchtitan, parts of products, FP8": (
         "torchtitan", "llama-3-8b", {

@@ -171,9 +171,24 @@ def bucket_rewrites(index: StepIndex, bucket_elements: int, element_bytes: int) 
     for run in _runs(index):
         elements = [op.collective.num_bytes // element_bytes for op in run]
         for bucket in bucket_sizes(elements, bucket_elements):
-            if len(bucket) > 1:
-                found.append(Fuse(tuple(run[place].name for place in bucket)))
+            found += [Fuse(part) for part in _unordered(index, [run[place].name for place in bucket]) if len(part) > 1]
     return found
+
+
+def _unordered(index: StepIndex, names: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """A bucket in parts, in none of which one waits for another: the host may wait for one between micro-batches."""
+    members, part = set(names), list[str]()
+    behind: set[str] = set()
+    for op in index.iteration.ops[min(map(index.place.__getitem__, names)) :]:
+        waits = any(dep in behind for dep in op.deps)
+        if op.name in members:
+            if waits:
+                yield tuple(part)
+                part, behind = [], set()
+            part.append(op.name)
+        if op.name in members or waits:
+            behind.add(op.name)
+    yield tuple(part)
 
 
 GRADIENT_BYTES = 4

@@ -107,6 +107,11 @@ def prefetched(units: Sequence[Unit], place: int, count: int, *, is_forward: boo
     return units[max(0, place - count) : place][::-1]
 
 
+def reduce_communicator(communicator: str) -> str:
+    """The communicator of reductions where they have one of their own (`set_separate_reduce_scatter_group`)."""
+    return f"{communicator}/reduce"
+
+
 def awaited_reduction(reductions: Sequence[str], number: int, num_buffers: int) -> str | None:
     """The reduction whose buffer reduction `number` takes: computations wait for it before they copy into that."""
     return reductions[number - num_buffers] if number >= num_buffers else None

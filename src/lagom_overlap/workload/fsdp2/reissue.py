@@ -1,8 +1,8 @@
 """The step that FSDP2 would issue with other settings, from the step that it issues with its own.
 
 FSDP2's hooks (`hooks`) are run again on the host's order of operators. A unit that keeps its parameters is not gathered
-in backward. Everything else keeps its place and its waits. A gather is never issued later than in the step that is
-given.
+in backward, where its list is followed all the same. Everything else keeps its place and its waits. A gather is never
+issued later than in the step that is given.
 Collectives of one communicator wait for each other in the order of issue, which the simulation sees to.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from lagom_overlap.workload import Buffer, CommOp, Iteration, Op, Phase
-from lagom_overlap.workload.fsdp2.hooks import GATHER_STREAMS, GatherHooks, awaited_reduction
+from lagom_overlap.workload.fsdp2.hooks import GATHER_STREAMS, GatherHooks, awaited_reduction, reduce_communicator
 from lagom_overlap.workload.fsdp2.reduced import casts_behind, in_param_dtype
 from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
 from lagom_overlap.workload.fsdp2.visits import Visit, visits_of
@@ -33,7 +33,15 @@ def reissued(flow: Iteration, issued: Iteration, settings: Fsdp2Settings) -> Ite
                 waits[op.name] = tuple(casts.get(name, name) for name in waits.get(op.name, ()))
     kept = _with_kept(flow, visits, settings.kept)
     left = visits if kept is flow else visits_of(kept)
-    return replace(kept, ops=_Reissue(kept, left, waits, settings, _instead(flow, kept)).issue())
+    reissue = _Reissue(
+        kept,
+        left,
+        waits,
+        settings,
+        instead=_instead(flow, kept),
+        behind_kept=_behind_kept(flow, kept, visits),
+    )
+    return replace(kept, ops=reissue.issue())
 
 
 def _instead(flow: Iteration, kept: Iteration) -> dict[str, str]:
@@ -47,6 +55,19 @@ def _instead(flow: Iteration, kept: Iteration) -> dict[str, str]:
         elif op.stream in last:
             found[op.name] = last[op.stream]
     return found
+
+
+def _behind_kept(flow: Iteration, kept: Iteration, visits: Sequence[Visit]) -> dict[str, list[Visit]]:
+    """Visits whose gathering is gone, by the operator that computations issue next: hooks still run before it."""
+    left = {op.name for op in kept.ops}
+    place = {op.name: number for number, op in enumerate(flow.ops)}
+    behind: dict[str, list[Visit]] = {}
+    for visit in visits:
+        if visit.copied[0] not in left:
+            last = max(place[name] for name in visit.copied)
+            following = next(op.name for op in flow.ops[last + 1 :] if op.name in left and op.stream == COMPUTE)
+            behind.setdefault(following, []).append(visit)
+    return behind
 
 
 def _with_kept(iteration: Iteration, visits: Sequence[Visit], kept: Collection[str]) -> Iteration:
@@ -108,9 +129,12 @@ class _Reissue:
         visits: Sequence[Visit],
         waits: Mapping[str, tuple[str, ...]],
         settings: Fsdp2Settings,
+        *,
         instead: Mapping[str, str],
+        behind_kept: Mapping[str, Sequence[Visit]],
     ) -> None:
         self._flow, self._waits, self._settings, self._instead = flow, waits, settings, instead
+        self._behind_kept = behind_kept
         self._ops = {op.name: op for op in flow.ops}
         self._visits = visits
         self._of_chain = {name: visit for visit in self._visits for name in visit.chain}
@@ -137,6 +161,8 @@ class _Reissue:
                     self._hooks.begin_forward(visit.batch)
                 self._hooks.unshard(visit)
                 continue
+            for passed in self._behind_kept.get(op.name, ()):
+                self._prefetch(passed)
             if op.name in first:
                 self._hooks.unshard(first[op.name])
                 self._hooks.before_copy_out(first[op.name])
@@ -202,5 +228,5 @@ class _Reissue:
         more = tuple(name for name in waits if name not in op.deps)
         made = replace(op, deps=(*op.deps, *more)) if more else op
         if self._settings.separate_reduce_group and isinstance(made, CommOp) and op.stream == REDUCE_SCATTER:
-            made = replace(made, communicator=f"{made.communicator}/reduce")
+            made = replace(made, communicator=reduce_communicator(made.communicator))
         self._out.append(made)

@@ -45,6 +45,24 @@ class Fsdp2Settings:
         if unknown:
             raise JobError(f"fsdp2: kept names {unknown[0]!r}, which is none of the units")
 
+    def keys(self) -> dict[str, int | bool]:
+        """The keys of `[parallel]` that say the same of a named model's job.
+
+        Raises:
+            JobError: if no key says so: units that are kept are not the last ones, or results change.
+        """
+        if self.reduce_in_param_dtype or self.kept != self.units[len(self.units) - len(self.kept) :]:
+            raise JobError("fsdp2: a job keeps the last units of forward, and says in [precision] what is reduced in")
+        keeps_all = self.units == self.kept
+        return {
+            "zero_stage": 2 if keeps_all else 3,
+            "kept_units": 0 if keeps_all else len(self.kept),
+            "forward_prefetch": self.forward_prefetch,
+            "backward_prefetch": self.backward_prefetch,
+            "reduce_buffers": self.reduce_buffers,
+            "separate_reduce_group": self.separate_reduce_group,
+        }
+
     @property
     def is_default(self) -> bool:
         """Whether FSDP2 is told nothing."""

@@ -70,10 +70,14 @@ class StepSizes:
 
     `params` of them are whole or gathered, `own` are its share of each update. `kept_bytes` is what all layers keep
     until the loss, `layer_bytes` what one of them does, `again_bytes` what of one is made again. `layer`, `head` and
-    `embedding` are the parameters that travel together; `in_flight` layers are gathered at once. `made` are those of a
-    layer whose gradients are there first, `copied` those of which autocast's copies are kept for backward. `logits` are
-    elements, `rows` those of the head's input, `inside_bytes` what backward makes in a layer. `accumulates`: gradients
-    of an earlier micro-batch are there. `is_gathered`: each layer's parameters are gathered; otherwise they are whole.
+    `embedding` are the parameters that travel together, `layers` those of all `num_layers` layers. `made` are those of
+    a layer whose gradients are there first, `copied` those of which autocast's copies are kept for backward. `logits`
+    are elements, `rows` those of the head's input, `inside_bytes` what backward makes in a layer. `accumulates`:
+    gradients of an earlier micro-batch are there.
+    Unless `is_whole` says that all parameters are, they are gathered unit by unit, `ahead` units ahead in backward
+    (told by a list: `has_list`) and `ahead_forward` in forward. They are freed after their forward, but for
+    `kept_layers` of the last layers, `kept_head` and `kept_embedding`, and after their backward; those of the `root`, a
+    tied table, stay until the end. `reduce_buffers` inputs of reductions may be in flight.
     """
 
     params: int
@@ -84,7 +88,8 @@ class StepSizes:
     layer_bytes: int
     again_bytes: int
     layer: int
-    in_flight: int
+    layers: int
+    num_layers: int
     made: int
     copied: int
     head: int
@@ -93,10 +98,49 @@ class StepSizes:
     rows: int
     inside_bytes: int
     accumulates: bool
-    is_gathered: bool
+    is_whole: bool
+    ahead: int
+    has_list: bool
+    ahead_forward: int
+    kept_layers: int
+    kept_head: int
+    kept_embedding: int
+    root: int
+    reduce_buffers: int
     holds_gradients_whole: bool
     is_trained: bool
     is_loss_cut: bool
+
+    def gathered(self, *, at_work: int, passed: int = 0) -> int:
+        """Parameters of layers that are there in backward, which has passed so many layers and has `at_work` in hand.
+
+        Without a list FSDP2 gathers the unit before, which may be a kept one; lists leave those out.
+        """
+        if self.is_whole:
+            return 0
+        kept, ahead = max(0, self.kept_layers - passed * self.layer), self.ahead * self.layer
+        found = max(kept, at_work * self.layer) + ahead if self.has_list else max(kept, at_work * self.layer + ahead)
+        return min(found, max(self.layer, self.layers - passed * self.layer))
+
+    @property
+    def gathered_last(self) -> int:
+        """The same where backward is in the first layer: what is gathered ahead of it is counted as a layer."""
+        if self.is_whole:
+            return 0
+        return self.layer if self.kept_layers >= self.layers else min((1 + self.ahead) * self.layer, self.layers)
+
+    @property
+    def gathered_forward(self) -> int:
+        """The same in forward's last layer."""
+        if self.is_whole:
+            return 0
+        return max(self.kept_layers, min((1 + self.ahead_forward) * self.layer, self.layers))
+
+    def reducing(self, passed: int) -> int:
+        """Gradients whose reduction may not have ended when backward has passed so many layers."""
+        if passed >= self.reduce_buffers:
+            return self.reduce_buffers * self.layer
+        return passed * self.layer + (0 if self.root else self.head)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,40 +205,57 @@ def loss_bytes(facts: EagerStep, *, is_cut: bool) -> int:
 
 
 def moments(sizes: StepSizes, facts: EagerStep) -> tuple[Moment, ...]:
-    """The moments of which one is the fullest."""
+    """The moments of which one is the fullest: forward, the loss, backward from the head to the embedding, the update.
+
+    FSDP2 frees a unit's parameters behind its backward, whether they were kept or gathered again
+    (`_fsdp_param_group.py`, `post_backward`), and then reduces its gradients. The root's stay until the end, and its
+    gradients wait for that.
+    """
     s, b = sizes, sizes.element_bytes
     logits = 2 * s.logits * facts.keeps_logits + WORKSPACE_BYTES
     update = 4 * s.own * facts.runs_update * s.is_trained
+    always = 0
+    whole, scatters, made = b * (s.params if s.is_whole else s.root), s.reduced_bytes, b
     if facts.in_buckets:
-        shard = 4 * s.params * s.is_trained
         always = s.reduced_bytes * s.params
         # Copies for products live as long as autograd or the forward that made them.
         whole = always + (b * s.copied if facts.autocasts else 0)
-        gathers = scatters = made = 0
-    else:
-        shard = 4 * (s.params if s.holds_gradients_whole else s.own) * s.is_trained
-        always, whole = 0, 0 if s.is_gathered else b * s.params
-        gathers, scatters, made = b if s.is_gathered else 0, s.reduced_bytes, b
+        scatters = made = 0
+    shard = 4 * (s.params if facts.in_buckets or s.holds_gradients_whole else s.own) * s.is_trained
     early = shard if s.accumulates else 0
     normed = 2 * b * s.rows
     loss = loss_bytes(facts, is_cut=s.is_loss_cut) * s.logits + normed + WORKSPACE_BYTES
+    held = whole + b * s.kept_embedding
+    apart = 0 if s.root or s.is_whole else s.head  # the head's own parameters, kept or gathered again
+    rooted = made * s.root
     head = (
-        max(2 * s.logits + gathers * s.head, scatters * s.head)
+        max(2 * s.logits + b * apart, 0 if s.root else scatters * s.head)
         + made * s.head
-        + gathers * (s.in_flight - 1) * s.layer
+        + b * s.gathered(at_work=0)
         + normed
     )
     # A layer is fullest when the gradients of its MLP are made and what they were made of is not yet gone.
-    layer = gathers * s.in_flight * s.layer + made * s.made + s.inside_bytes
-    behind = 0 if s.accumulates else shard * (s.head + s.layer) // max(1, s.params)
+    inside = logits + made * s.made + s.inside_bytes
     kept = s.kept_bytes + s.again_bytes
+
     return (
-        Moment(early, s.kept_bytes, whole + loss),
-        Moment(early, s.kept_bytes, whole + logits + head),
-        Moment(early, kept, whole + logits + layer + scatters * s.head),
-        Moment(early + behind, kept - s.layer_bytes, whole + logits + layer + scatters * s.layer),
-        Moment(shard, s.layer_bytes + s.again_bytes, whole + logits + layer + scatters * s.layer),
-        Moment(shard, 0, whole + logits + (made + scatters) * s.embedding + scatters * s.layer),
+        Moment(early, s.kept_bytes - s.layer_bytes, held + b * s.gathered_forward),
+        Moment(early, s.kept_bytes, held + b * (s.kept_layers + s.kept_head) + loss),
+        Moment(early, s.kept_bytes, held + logits + head),
+        *(
+            Moment(
+                early + (0 if s.accumulates or not passed else shard * (s.head + passed * s.layer) // max(1, s.params)),
+                kept - passed * s.layer_bytes,
+                held + rooted + inside + b * s.gathered(at_work=1, passed=passed) + scatters * s.reducing(passed),
+            )
+            for passed in range(1 + min(s.reduce_buffers, s.num_layers))
+        ),
+        Moment(
+            shard,
+            s.layer_bytes + s.again_bytes,
+            held + rooted + inside + b * s.gathered_last + scatters * s.reduce_buffers * s.layer,
+        ),
+        Moment(shard, 0, whole + logits + (made + scatters) * s.embedding + scatters * s.reduce_buffers * s.layer),
         Moment(4 * s.own * s.is_trained if not facts.in_buckets else shard, 0, always + update + WORKSPACE_BYTES),
     )
 

@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from lagom_overlap.errors import JobError
 from lagom_overlap.toml_tables import Count, Name, Size, size_bytes
+from lagom_overlap.workload.fsdp2.settings import MAX_PREFETCH, MAX_REDUCE_BUFFERS
 from lagom_overlap.workload.layer_kinds import MAX_LAYERS
 from lagom_overlap.workload.parallel.pipeline_layout import parse_pipeline_layout
 
@@ -103,6 +104,11 @@ class ParallelChoices:
     schedule, each of which runs `micro_batch_group` micro-batches before the next one's turn (None: as many as there
     are stages). `replicate` groups of consecutive ranks each share out the whole, and gradients are added between them
     (hybrid sharding, HSDP). `prefetch` is in layers (stage 3).
+    FSDP2's settings: each unit names `forward_prefetch` and `backward_prefetch` units in its lists (0: no list, and
+    then FSDP2 gathers none ahead in forward and one in backward); the last `kept_units` units of forward keep their
+    parameters until their backward (reshard_after_forward=False; of all units: `zero_stage` 2); inputs of
+    `reduce_buffers` reductions may be in flight; with `separate_reduce_group` reductions have a communicator of their
+    own.
     `context` ranks share every sequence: each has its tokens, and keys and values travel around them during attention.
     `async_tensor` hides the all-reduce of input gradients behind the weight gradient's product (no sequence
     parallelism). `overlap_tensor` cuts the gathers and scatters of sequence parallelism into parts that run with their
@@ -125,6 +131,11 @@ class ParallelChoices:
     replicate: Count = 1
     micro_batch: Annotated[int, Meta(ge=1, le=MAX_MICRO_BATCH)] = 1
     prefetch: Annotated[int, Meta(ge=1, le=MAX_LAYERS)] = 1
+    forward_prefetch: Annotated[int, Meta(ge=0, le=MAX_PREFETCH)] = 0
+    backward_prefetch: Annotated[int, Meta(ge=0, le=MAX_PREFETCH)] = 0
+    kept_units: Annotated[int, Meta(ge=0, le=2 * MAX_LAYERS)] = 0
+    reduce_buffers: Annotated[int, Meta(ge=1, le=MAX_REDUCE_BUFFERS)] = 1
+    separate_reduce_group: bool = False
     tensor: Count = 1
     pipeline: Count = 1
     expert: Count = 1
@@ -281,6 +292,11 @@ class ParallelLayout(ParallelChoices):
             )
         if not 0 <= self.zero_stage <= MAX_ZERO_STAGE:
             raise JobError(f"parallel.zero_stage is {self.zero_stage}, must be 0 to {MAX_ZERO_STAGE}")
+        if self.kept_units and (self.zero_stage != MAX_ZERO_STAGE or self.pipeline > 1):
+            raise JobError(
+                f"parallel.kept_units is {self.kept_units}, must be 0 with zero_stage = {self.zero_stage} and pipeline "
+                f"= {self.pipeline}: parameters are freed after forward with zero_stage = 3 and no pipeline only"
+            )
         if self.overlap_parameters and (self.zero_stage != 1 or not self.overlap_gradients):
             # NVIDIA/Megatron-LM at d98e8a64, `megatron/training/arguments.py`: asserted of --overlap-param-gather
             raise JobError(

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from lagom_overlap.workload.fsdp2.hooks import BACKWARD_PREFETCH
 from lagom_overlap.workload.layer_kinds import LayerKind, Mixer, Mlp
 from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.parallel.eager_memory import (
@@ -169,6 +170,28 @@ def _made_first(model: TransformerModel, layout: ParallelLayout, kind: LayerKind
     return (3 if model.gated else 2) * model.hidden * model.dense_width // layout.tensor
 
 
+def _kept_units(model: TransformerModel, layout: ParallelLayout, kinds: Sequence[LayerKind], table: int) -> list[int]:
+    """Parameters of FSDP2's units, embedding, layers, head, which those hold from their forward to their backward.
+
+    Of all of them with `zero_stage` 1 and 2; else of the last `kept_units`. Experts are a unit of their own if their
+    ranks share them out. A tied table is the root's, which never frees it.
+    """
+    is_shared = layout.expert_ranks > layout.expert
+    apart = 0 if model.tied_embeddings else table
+    found: list[int] = [0] * (len(kinds) + 2)
+    left = layout.kept_units if layout.zero_stage == MAX_ZERO_STAGE else 2 * len(found)
+    for place in reversed(range(len(found))):
+        if place in (0, len(kinds) + 1):
+            sizes = [apart] if apart else []
+        else:
+            whole = layer_params_per_gpu(model, layout, kinds[place - 1])
+            experts = expert_params_per_gpu(model, layout, kinds[place - 1])
+            sizes = [experts, whole - experts] if experts and is_shared else [whole]
+        found[place] = sum(sizes[: max(0, left)])
+        left -= len(sizes)
+    return found
+
+
 def stage_memory(
     model: TransformerModel,
     layout: ParallelLayout,
@@ -218,7 +241,10 @@ def stage_memory(
         again = max((kept(kind, Recompute.NONE) - spared[kind] for kind in kinds), default=0)
     if eager is not None:
         own = shard if zero >= 1 else params
+        stage_kinds = [model.kind_of(layer) for layers in stage.chunks for layer in layers]
         tokens, table = layout.micro_batch * seq_len // layout.context, model.vocab * model.hidden // layout.tensor
+        is_whole = eager.in_buckets or stays_whole or not zero
+        kept_units = _kept_units(model, layout, stage_kinds, table) if not is_whole else [0, 0]
         sizes = StepSizes(
             params=params,
             own=own,
@@ -228,7 +254,8 @@ def stage_memory(
             layer_bytes=max(held.values(), default=0),
             again_bytes=again,
             layer=max((layer_params_per_gpu(model, layout, kind) for kind in kinds), default=0),
-            in_flight=max(1, min(layout.prefetch + 1, stage.num_layers)),
+            layers=sum(layer_params_per_gpu(model, layout, kind) for kind in stage_kinds),
+            num_layers=len(stage_kinds),
             made=max((_made_first(model, layout, kind) for kind in kinds), default=0),
             copied=table if layout.recompute in _MADE_AGAIN else params - (table if stage.rank == 0 else 0),
             head=table if stage.has_head else 0,
@@ -237,7 +264,15 @@ def stage_memory(
             rows=tokens * model.hidden if stage.has_head else 0,
             inside_bytes=element_bytes * tokens * 2 * model.hidden,
             accumulates=layout.num_micro_batches > 1,
-            is_gathered=zero == MAX_ZERO_STAGE,
+            is_whole=is_whole,
+            ahead=layout.backward_prefetch or BACKWARD_PREFETCH,
+            has_list=layout.backward_prefetch > 0,
+            ahead_forward=layout.forward_prefetch,
+            kept_layers=sum(kept_units[1:-1]),
+            kept_head=kept_units[-1],
+            kept_embedding=kept_units[0],
+            root=table if model.tied_embeddings and not is_whole else 0,
+            reduce_buffers=layout.reduce_buffers,
             holds_gradients_whole=stays_whole,
             is_trained=not layout.frozen,
             is_loss_cut=layout.tensor > 1,

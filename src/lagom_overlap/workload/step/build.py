@@ -130,19 +130,11 @@ class StepBuilder:
             _check_rowwise(rules)
         self._tapes = LayerTapes(self._shape)
 
-    def rolled(
-        self, rank: int = 0, num_micro_batches: int | None = None, explicit_prefetch: int | None = None
-    ) -> RolledStep:
-        """One step on one rank of pipeline stage `rank`.
-
-        `num_micro_batches` runs fewer or more than the layout's. `explicit_prefetch` names as many of FSDP2's units to
-        prefetch by hand.
-        """
+    def rolled(self, rank: int = 0, num_micro_batches: int | None = None) -> RolledStep:
+        """One step on one rank of pipeline stage `rank`; `num_micro_batches` runs fewer or more than the layout's."""
         shape, layout = self._shape, self._shape.layout
         num = layout.num_micro_batches if num_micro_batches is None else num_micro_batches
-        build = StageBuild(
-            shape, self.rules, self._tapes, rank=rank, num_batches=num, explicit_prefetch=explicit_prefetch
-        )
+        build = StageBuild(shape, self.rules, self._tapes, rank=rank, num_batches=num)
         build.run(clips=self._clips)
         used = dict.fromkeys(op.communicator for op in build.graph.ops if isinstance(op, CommOp))
         return build.graph.finish(
@@ -164,11 +156,10 @@ def build_step(
     num_micro_batches: int | None = None,
     unit: Unit = Unit.LAYER,
     clips: bool | None = None,
-    explicit_prefetch: int | None = None,
 ) -> IssuedStep:
     """One whole step: arguments and errors are `StepBuilder`'s and its `rolled`'s."""
     builder = StepBuilder(model, layout, seq_len=seq_len, rules=rules, precision=precision, unit=unit, clips=clips)
-    return builder.rolled(rank, num_micro_batches, explicit_prefetch).unrolled()
+    return builder.rolled(rank, num_micro_batches).unrolled()
 
 
 def program_step(

@@ -1,9 +1,9 @@
 """The operators that FSDP2's hooks issue (PyTorch 2.13, `_fsdp_collectives.py`); when, says `workload.fsdp2.hooks`.
 
 `unshard`: cast and copy the shard in on the copy-in stream, gather on the gather stream. `wait_for_unshard`: copy out
-on the stream of computations. `post_backward`: copy in, reduce on its own stream. With `prefetch` above 1,
-`set_modules_to_forward_prefetch` and `set_modules_to_backward_prefetch` name as many units; with explicit 1 the same is
-issued earlier.
+on the stream of computations. `post_backward`: copy in, reduce on its own stream. The layout's `forward_prefetch`,
+`backward_prefetch`, `kept_units`, `reduce_buffers` and `separate_reduce_group` are calls of `FSDPModule`; a list of one
+in forward issues the same gathers earlier.
 
 In a pipeline (`torch/distributed/pipelining/stage.py`, `backward_maybe_with_nosync`, `perform_reduce_grad`) backwards
 leave parameters whole and add whole gradients in the reductions' precision; behind a chunk's last backward its units
@@ -53,16 +53,19 @@ class _Gathering:
 class Fsdp2Issuer:
     """Fully sharded units; `order` are all units of the step in the order of their forward."""
 
-    def __init__(self, comms: StepCollectives, order: Sequence[ParamUnit], *, explicit: int | None) -> None:
-        self._comms, self._graph, self._explicit = comms, comms.graph, explicit
+    def __init__(self, comms: StepCollectives, order: Sequence[ParamUnit]) -> None:
+        self._comms, self._graph, self._layout = comms, comms.graph, comms.shape.layout
         self._order = [unit for unit in order if not unit.is_root]
         self._places = {unit.key: place for place, unit in enumerate(self._order)}
+        self._told = [unit for unit in self._order if comms.shards(unit) > 1]
+        kept = self._told[max(0, len(self._told) - self._layout.kept_units) :] if self._layout.kept_units else []
+        self._kept = {unit.key for unit in kept}
         self._roots = [unit for unit in order if unit.is_root]
         self._pending: dict[str, str] = {}
         self._ready: dict[str, str] = {}
         self._hooks: GatherHooks[_Gathering] = GatherHooks(self)
         self._reductions: list[str] = []
-        self._stays_whole = comms.rules.stays_whole(comms.shape.layout)
+        self._stays_whole = comms.rules.stays_whole(self._layout)
         self._sums: dict[str, tuple[str, ...]] = {}
 
     def begin(self, batch: int) -> None:
@@ -85,10 +88,15 @@ class Fsdp2Issuer:
     def _prefetch(self, unit: ParamUnit, phase: Phase, batch: int) -> None:
         """What is unsharded after a unit's copy-out."""
         is_forward = phase is not Phase.BACKWARD
-        own = FORWARD_PREFETCH if is_forward else BACKWARD_PREFETCH
-        place = len(self._order) if unit.is_root else self._places[unit.key]
-        count = own if self._explicit is None else self._explicit
-        for other in prefetched(self._order, place, count, is_forward=is_forward):
+        count = self._layout.forward_prefetch if is_forward else self._layout.backward_prefetch
+        if count and unit in self._told:  # the units in its list, of which kept ones have nothing to gather in backward
+            place = self._told.index(unit)
+            before = [other for other in self._told[:place] if other.key not in self._kept]
+            units, place = (self._told, place) if is_forward else (before, len(before))
+        else:
+            count, units = FORWARD_PREFETCH if is_forward else BACKWARD_PREFETCH, self._order
+            place = len(units) if unit.is_root else self._places[unit.key]
+        for other in prefetched(units, place, count, is_forward=is_forward):
             self._hooks.unshard(_Gathering(other, phase, batch))
 
     def gather(self, gathering: _Gathering) -> None:
@@ -139,9 +147,9 @@ class Fsdp2Issuer:
         self._hooks.after_copy_out(gathering, copied)
 
     def after_forward(self, units: Sequence[ParamUnit]) -> None:
-        """A module's post-forward hook: all but the root's parameters are freed (ZeRO 2: none, as the user may ask)."""
+        """A module's post-forward hook: all but the root's parameters are freed, and those that the user has kept."""
         for unit in units:
-            if not unit.is_root and self._comms.shape.layout.zero_stage == 3:
+            if not unit.is_root and self._layout.zero_stage == 3 and unit.key not in self._kept:
                 self._reshard(unit)
 
     def _reshard(self, unit: ParamUnit) -> None:
@@ -186,7 +194,7 @@ class Fsdp2Issuer:
 
     def _reduce(self, unit: ParamUnit, batch: int) -> None:
         comms, precision = self._comms, self._comms.shape.precision
-        earlier = awaited_reduction(self._reductions, len(self._reductions), num_buffers=1)
+        earlier = awaited_reduction(self._reductions, len(self._reductions), self._layout.reduce_buffers)
         if earlier is not None:
             self._graph.hold_back(COMPUTE, [earlier])
         origin = comms.origin(unit, Phase.BACKWARD, batch, "reduce_copy_in")

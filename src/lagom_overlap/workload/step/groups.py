@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from lagom_overlap.collective import Collective, CollectiveKind
+from lagom_overlap.workload.fsdp2.hooks import reduce_communicator
 
 TENSOR: Final = "tp"
 SHARDS: Final = "fsdp"
@@ -13,7 +14,7 @@ EXPERTS: Final = "ep"
 EXPERT_REPLICAS: Final = "edp"
 PIPELINE: Final = "pp"
 TIED: Final = "embd"
-DATA: Final = (SHARDS, REPLICAS, EXPERT_REPLICAS)
+DATA: Final = (SHARDS, REPLICAS, EXPERT_REPLICAS, *map(reduce_communicator, (SHARDS, EXPERT_REPLICAS)))
 """Communicators of data parallelism: parameters and gradients travel on them."""
 
 
@@ -52,6 +53,8 @@ class StepGroups:
             PIPELINE: (self.pipeline, self.tensor * data),
             TIED: (2, self.tensor * data * max(1, tied_stage)),
         }
+        for group in (SHARDS, EXPERT_REPLICAS):
+            sizes[reduce_communicator(group)] = sizes[group]
         self._sizes.update(sizes)
 
     def size(self, group: str) -> int:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from lagom_overlap.collective import CollectiveKind
+from lagom_overlap.workload.fsdp2.hooks import reduce_communicator
 from lagom_overlap.workload.ops import Origin, Phase
 from lagom_overlap.workload.sharding import ShardSpec
 from lagom_overlap.workload.step.axes import moved_axes
@@ -106,11 +107,12 @@ class StepCollectives:
     ) -> str:
         """A reduction of `num_elements` gradients, of which a scatter has left one `cut`-th."""
         first, what = units[0], _NAMES[kind]
+        is_apart = kind is CollectiveKind.REDUCE_SCATTER and self.shape.layout.separate_reduce_group
         num_bytes = num_elements // cut * self.shape.precision.reduction.num_bytes
         return self.graph.comm(
             self._name(key or first.key, batch, what),
             self.shape.groups.collective(kind, num_bytes, group),
-            group,
+            reduce_communicator(group) if is_apart else group,
             origin=self.origin(first, Phase.BACKWARD, batch, what),
             deps=deps,
             stream=self.rules.reduce_stream if stream is None else stream,

@@ -48,7 +48,6 @@ class StageBuild:
         *,
         rank: int,
         num_batches: int,
-        explicit_prefetch: int | None,
     ) -> None:
         self.shape, self._rules, self._rank, self._num_batches = shape, rules, rank, num_batches
         layout = shape.layout
@@ -58,14 +57,12 @@ class StageBuild:
         self.chunks = [Chunk(shape, place, layers[place]) for place in places]
         self.units = [unit for chunk in self.chunks for unit in chunk.in_order()]
         self.comms = StepCollectives(self.graph, shape, rules, num_batches)
-        self._issuer = self._issuer_of(explicit_prefetch)
+        self._issuer = self._issuer_of()
 
-    def _issuer_of(self, explicit_prefetch: int | None) -> IssueHooks:
+    def _issuer_of(self) -> IssueHooks:
         layout, sharding = self.shape.layout, self._rules.sharding
         if sharding is Sharding.FSDP2:
-            if layout.prefetch > 1:
-                explicit_prefetch = layout.prefetch
-            return Fsdp2Issuer(self.comms, self.units, explicit=explicit_prefetch)
+            return Fsdp2Issuer(self.comms, self.units)
         if sharding is Sharding.BUCKETS and layout.zero_stage <= 1:
             return Buckets(self.comms, self.units)
         return Layerwise(self.comms, self.units, prefetch=layout.prefetch)
