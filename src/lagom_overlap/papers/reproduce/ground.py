@@ -27,7 +27,7 @@ from lagom_overlap.tuners.base import Problems
 from lagom_overlap.tuners.guard import make_tuner
 from lagom_overlap.tuners.problem import Assignment, Measurement
 from lagom_overlap.units import KIB, MIB
-from lagom_overlap.workload import CommOp, Gemm, Iteration, MemoryBound, Op, OverlapGroup
+from lagom_overlap.workload import CommOp, Gemm, Iteration, MemoryBound, Op, OverlapGroup, Work
 from lagom_overlap.workload.precision import DType
 
 PROFILES: Final = ("plausible", "paper_scale")
@@ -61,6 +61,7 @@ class Assumed:
 
 
 ASSUMED: Final = Assumed()
+_FP32: Final = Assumed(precision=DType.FP32)
 
 
 @cache
@@ -108,16 +109,22 @@ def _twice(collective: Collective) -> Collective:
 
 
 def _in_fp32(op: Op) -> Op:
-    """An operator with four bytes an element for two; an attention keeps its time."""
     if isinstance(op, CommOp):
         return replace(op, collective=_twice(op.collective))
-    match op.work:
-        case MemoryBound() as work:
-            return replace(op, work=replace(work, num_bytes=2 * work.num_bytes))
-        case Gemm() as work:
-            return replace(op, work=replace(work, element_bytes=2 * work.element_bytes))
+    return replace(op, work=work_of(op.work, _FP32))
+
+
+def work_of(work: Work, assumed: Assumed) -> Work:
+    """A kernel's work; in fp32 with four bytes an element for two, but an attention keeps its time."""
+    if assumed.precision is DType.BF16:
+        return work
+    match work:
+        case MemoryBound():
+            return replace(work, num_bytes=2 * work.num_bytes)
+        case Gemm():
+            return replace(work, element_bytes=2 * work.element_bytes)
         case _:
-            return op
+            return work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
