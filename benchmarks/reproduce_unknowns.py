@@ -21,7 +21,7 @@ def document(reports: Sequence[ReproduceReport]) -> Iterator[str]:
     found = [region for report in reports for region in report.regions]
     yield from ("# Where the Lagom paper's lines hold, over what it does not say", "")
     yield "Written by `python benchmarks/reproduce_unknowns.py`. Everything is predicted by the contention model,"
-    yield "nothing was measured on a GPU. Fig. 7 at each deviation alone, the others at every combination."
+    yield "nothing was measured on a GPU. Fig. 7 and convergence at each deviation alone, others at every combination."
     if any(report.is_interrupted for report in reports):
         yield "The run was interrupted: what is missing was not swept."
     yield from ("", "| the paper leaves open | tried, the first is what `lagom reproduce` assumes |", "|---|---|")

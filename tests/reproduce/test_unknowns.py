@@ -35,16 +35,18 @@ LINE = Line(
     gap=-0.25,
 )
 SHORT = ("1024 tokens", *FIRST[1:])
-HALF = (*FIRST[:3], "half", FIRST[4])
+HALF = (*FIRST[:3], "half", *FIRST[4:])
 
 
 def test_every_combination_and_each_deviation_alone() -> None:
-    assert len(set(everywhere())) == 4 * 2 * 2 * 2 * 2
-    assert len(set(one_at_a_time())) == 1 + 3 + 1 + 1 + 1 + 1
+    assert len(set(everywhere())) == 4 * 2 * 2 * 2 * 2 * 2
+    assert len(set(one_at_a_time())) == 1 + 3 + 1 + 1 + 1 + 1 + 1
     assert everywhere()[0] == one_at_a_time()[0] == FIRST
     assert assumed_in(FIRST) is ASSUMED
     last = assumed_in(everywhere()[-1])
-    assert last == Assumed(seq_len=512, precision=DType.FP32, kernels=0.5, links=0.5, release=Collectives.NCCL)
+    assert last == Assumed(
+        seq_len=512, precision=DType.FP32, kernels=0.5, links=0.5, release=Collectives.NCCL, persistent=True
+    )
 
 
 def test_what_is_assumed_is_what_the_model_and_the_step_have() -> None:

@@ -50,7 +50,8 @@ class Assumed:
 
     `kernels` is the share of the achieved rate at which products run, `links` the share of the stated bandwidth that a
     wire has. `precision`: bf16, or fp32 with products in TF32. `release`: what NCCL 2.18.3 took by default on the
-    paper's clusters, or what 2.30.7 would.
+    paper's clusters, or what 2.30.7 would. `persistent`: products are persistent kernels on every SM, which lose a
+    whole pass to the first channel (cuBLAS on the H100 that we measured); else blocks go wherever there is room.
     """
 
     seq_len: int | None = None
@@ -58,6 +59,7 @@ class Assumed:
     kernels: float = 1.0
     links: float = 1.0
     release: Collectives = Collectives.PAPER
+    persistent: bool = False
 
 
 ASSUMED: Final = Assumed()
@@ -75,7 +77,10 @@ def model_of(cluster: str, profile: str, num_nodes: int | None = None, assumed: 
             intra=replace(preset.intra, bytes_per_s=preset.intra.bytes_per_s * assumed.links),
             inter=replace(preset.inter, bytes_per_s=preset.inter.bytes_per_s * assumed.links),
         )
-    return ContentionModel(preset, held, operators=_operators(preset.gpu, assumed.kernels))
+    operators = _operators(preset.gpu, assumed.kernels)
+    return ContentionModel(
+        preset, held, operators=operators, persistent_carve_out_sms=0 if assumed.persistent else None
+    )
 
 
 def _operators(gpu: Gpu, rate: float) -> OperatorConstants | None:

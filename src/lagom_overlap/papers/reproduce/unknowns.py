@@ -1,7 +1,7 @@
-"""Each line judged over what the paper does not say: sequence length, precision, kernels, links, NCCL's release.
+"""Each line judged over what the paper does not say: sequence, precision, kernels, links, NCCL's release.
 
-A line counts as "not" only if it holds nowhere in the sweep. Fig. 7, whose searches take a minute, is tried at each
-deviation alone, the others at every combination.
+A line counts as "not" only if it holds nowhere in the sweep. Figures 3, 5 and 8 are tried at every combination, Fig. 7
+and the convergence, whose searches take longer, at each deviation alone.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,6 +28,7 @@ AXES: Final[dict[str, dict[str, dict[str, object]]]] = {
     "kernels": {"full rate": {}, "half rate": {"kernels": 0.5}},
     "links": {"as stated": {}, "half": {"links": 0.5}},
     "NCCL": {"2.18.3": {}, "2.30.7": {"release": Collectives.NCCL}},
+    "products": {"blocks anywhere": {}, "persistent": {"persistent": True}},
 }
 """By axis, its values in words and what they change; the first is what every figure assumes."""
 
@@ -136,7 +137,7 @@ def swept(
 ) -> Iterator[tuple[Setting, list[Line]]]:
     """The lines of one of `SWEPT` under each setting, as they come."""
     if settings is None:
-        settings = one_at_a_time() if figure == "fig7" else everywhere()
+        settings = one_at_a_time() if figure in ("fig7", "convergence") else everywhere()
     for number, setting in enumerate(settings, 1):
         note(f"{figure}, {profile}, {number} of {len(settings)}: {', '.join(setting)}")
         yield setting, under_profile(_lines_of(figure, profile, seed, assumed_in(setting)), profile)
