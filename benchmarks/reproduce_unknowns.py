@@ -1,29 +1,29 @@
-"""Where each line of the Lagom paper's Figs. 7 and 8 holds, over what the paper does not say, as a results file.
+"""Where the Lagom paper's lines hold, over what the paper does not say, as a results file.
 
 python benchmarks/reproduce_unknowns.py > benchmarks/results/reproduce_unknowns_DATE.md
 
-Takes some six minutes of one core. Ctrl-C prints what was swept until then.
+The same as `lagom reproduce FIGURE --unknowns` for each figure; Fig. 7 takes some ten minutes of one core. Ctrl-C
+prints what was swept until then.
 """
 
 import argparse
-import contextlib
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from lagom_overlap.papers.reproduce.ground import PROFILES
+from lagom_overlap.papers.reproduce import run_reproduce
 from lagom_overlap.papers.reproduce.judge import FITTED_PROFILES
-from lagom_overlap.papers.reproduce.result import Line
-from lagom_overlap.papers.reproduce.unknowns import AXES, Region, Setting, regions, swept
-
-FIGURES = ("fig8", "fig7")
+from lagom_overlap.papers.reproduce.result import ReproduceReport
+from lagom_overlap.papers.reproduce.unknowns import AXES, SWEPT
 
 
-def document(found: Sequence[Region], words: Iterable[str] = ()) -> Iterator[str]:
+def document(reports: Sequence[ReproduceReport]) -> Iterator[str]:
     """The file, line by line."""
+    found = [region for report in reports for region in report.regions]
     yield from ("# Where the Lagom paper's lines hold, over what it does not say", "")
     yield "Written by `python benchmarks/reproduce_unknowns.py`. Everything is predicted by the contention model,"
-    yield "nothing was measured on a GPU. Fig. 8 at every combination, Fig. 7 at each deviation alone."
-    yield from words
+    yield "nothing was measured on a GPU. Fig. 7 and convergence at each deviation alone, others at every combination."
+    if any(report.is_interrupted for report in reports):
+        yield "The run was interrupted: what is missing was not swept."
     yield from ("", "| the paper leaves open | tried, the first is what `lagom reproduce` assumes |", "|---|---|")
     yield from (f"| {axis} | {', '.join(values)} |" for axis, values in AXES.items())
     for profile in dict.fromkeys(region.profile for region in found):
@@ -38,21 +38,16 @@ def document(found: Sequence[Region], words: Iterable[str] = ()) -> Iterator[str
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints the file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--figures", default=",".join(FIGURES), help="fig7, fig8, or both by comma")
-    parser.add_argument("--profiles", default=",".join(PROFILES), help="profiles, by comma")
-    args = parser.parse_args(argv)
-    figures, profiles = args.figures.split(","), args.profiles.split(",")
-    for wrong, allowed in ((set(figures) - {*FIGURES}, FIGURES), (set(profiles) - {*PROFILES}, PROFILES)):
-        if wrong:
-            parser.error(f"{min(wrong)!r} is not among {', '.join(allowed)}")
-    found: list[tuple[Setting, Sequence[Line]]] = []
-    words = ["The run was interrupted: what is missing was not swept."]
-    with contextlib.suppress(KeyboardInterrupt):
-        for figure in figures:
-            for profile in profiles:
-                found += swept(figure, profile, 1, note=lambda line: print(line, file=sys.stderr))
-        words = []
-    print("\n".join(document(regions(found), words)))
+    parser.add_argument("--figures", default=",".join(SWEPT), help=f"of {', '.join(SWEPT)}, by comma")
+    figures = parser.parse_args(argv).figures.split(",")
+    if wrong := set(figures) - {*SWEPT}:
+        parser.error(f"{min(wrong)!r} is not among {', '.join(SWEPT)}")
+    reports: list[ReproduceReport] = []
+    for figure in figures:
+        reports.append(run_reproduce(figure, unknowns=True, note=lambda line: print(line, file=sys.stderr)))
+        if reports[-1].is_interrupted:
+            break
+    print("\n".join(document(reports)))
 
 
 if __name__ == "__main__":

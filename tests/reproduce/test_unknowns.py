@@ -1,12 +1,15 @@
 """Lines judged over what the paper does not say: the sweep changes what it says, and regions are told right."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from lagom_overlap.cost import Collectives
-from lagom_overlap.papers.reproduce.figure8 import figure8, patterns
-from lagom_overlap.papers.reproduce.ground import ASSUMED, DEFAULT, Assumed, model_of
+from lagom_overlap.errors import UnknownNameError
+from lagom_overlap.papers.reproduce import run_reproduce
+from lagom_overlap.papers.reproduce.figure8 import patterns
+from lagom_overlap.papers.reproduce.ground import ASSUMED, DEFAULT, PROFILES, Assumed, model_of
 from lagom_overlap.papers.reproduce.result import Line, ReproducedVerdict
 from lagom_overlap.papers.reproduce.unknowns import (
     FIRST,
@@ -32,16 +35,18 @@ LINE = Line(
     gap=-0.25,
 )
 SHORT = ("1024 tokens", *FIRST[1:])
-HALF = (*FIRST[:3], "half", FIRST[4])
+HALF = (*FIRST[:3], "half", *FIRST[4:])
 
 
 def test_every_combination_and_each_deviation_alone() -> None:
-    assert len(set(everywhere())) == 4 * 2 * 2 * 2 * 2
-    assert len(set(one_at_a_time())) == 1 + 3 + 1 + 1 + 1 + 1
+    assert len(set(everywhere())) == 4 * 2 * 2 * 2 * 2 * 2
+    assert len(set(one_at_a_time())) == 1 + 3 + 1 + 1 + 1 + 1 + 1
     assert everywhere()[0] == one_at_a_time()[0] == FIRST
     assert assumed_in(FIRST) is ASSUMED
     last = assumed_in(everywhere()[-1])
-    assert last == Assumed(seq_len=512, precision=DType.FP32, kernels=0.5, links=0.5, release=Collectives.NCCL)
+    assert last == Assumed(
+        seq_len=512, precision=DType.FP32, kernels=0.5, links=0.5, release=Collectives.NCCL, persistent=True
+    )
 
 
 def test_what_is_assumed_is_what_the_model_and_the_step_have() -> None:
@@ -59,10 +64,37 @@ def test_what_is_assumed_is_what_the_model_and_the_step_have() -> None:
     assert patterns(Assumed(seq_len=1024))[0].computations[0] != patterns()[0].computations[0]
 
 
-def test_the_first_setting_of_the_sweep_is_what_reproduce_says() -> None:
-    ((setting, lines),) = swept("fig8", "plausible", 1, settings=[FIRST])
-    assert setting == FIRST
-    assert lines == figure8("plausible", 1)[1]
+@pytest.mark.parametrize("figure", ["fig3", "fig5", "fig8", "convergence"])
+def test_the_first_setting_of_the_sweep_is_what_reproduce_says(figure: str) -> None:
+    for profile in PROFILES:
+        ((setting, lines),) = swept(figure, profile, 1, settings=[FIRST])
+        assert setting == FIRST
+        assert tuple(lines) == run_reproduce(figure, profiles=[profile]).lines
+
+
+def test_fig5_is_decided_by_the_sequence_that_the_paper_does_not_give() -> None:
+    """Where communication is the longer part, tuning the larger collective shortens the whole more (section 3.3)."""
+    report = run_reproduce("fig5", profiles=["plausible"], unknowns=True)
+    assert {line.verdict for line in report.lines} == {ReproducedVerdict.NOT}
+    assert all(region.best is ReproducedVerdict.DIRECTION for region in report.regions)
+    assert len(report.regions) == len(report.lines)
+
+
+def test_an_interrupt_keeps_what_was_swept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*args: object, **more: object) -> Iterator[object]:
+        yield FIRST, [LINE]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lagom_overlap.papers.reproduce.swept", interrupted)
+    report = run_reproduce("fig5", profiles=["plausible"], unknowns=True)
+    assert report.is_interrupted
+    assert report.chapters == ("fig5",)
+    assert [region.what for region in report.regions] == ["a"]
+
+
+def test_what_has_nothing_to_sweep_is_refused_in_a_line() -> None:
+    with pytest.raises(UnknownNameError, match="'hidden'"):
+        run_reproduce("hidden", unknowns=True)
 
 
 def test_a_line_holds_where_it_is_reproduced_and_not_means_nowhere() -> None:
@@ -73,8 +105,8 @@ def test_a_line_holds_where_it_is_reproduced_and_not_means_nowhere() -> None:
     there = replace(LINE, verdict=ReproducedVerdict.REPRODUCED, ours="1.34x", gap=-0.007)
     some = replace(LINE, verdict=ReproducedVerdict.DIRECTION)
     (region,) = regions([(FIRST, [LINE]), (SHORT, [there]), (HALF, [some])])
-    assert region.where == "reproduced in 1 of 3: sequence 1024 tokens, links as stated; direction only in 1 of 3: " + (
-        "sequence 4096 tokens, links half"
+    assert region.where == "reproduced: 1 of 3 (sequence 1024 tokens, links as stated); direction only: 1 of 3 " + (
+        "(sequence 4096 tokens, links half)"
     )
     assert region.needed == ""
-    assert described([FIRST, SHORT], [FIRST, SHORT]) == "all"
+    assert described([FIRST, SHORT], [FIRST, SHORT]) == "all 2"

@@ -31,6 +31,7 @@ from lagom_overlap.papers.reproduce.datasets import (
 from lagom_overlap.papers.reproduce.page import headline, render_reproduction
 from lagom_overlap.papers.reproduce.result import ReproduceReport
 from lagom_overlap.papers.reproduce.terminal import lines_table
+from lagom_overlap.papers.reproduce.unknowns import SWEPT
 from lagom_overlap.report.fitted import Fitted
 from lagom_overlap.results.base import encoded
 from lagom_overlap.stderr import write_lines
@@ -48,6 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise JobError(f"--backend workers measures fig3, not {arguments.figure}; leave it out for the simulator")
     if arguments.backend != "workers" and arguments.link is not None:
         raise JobError(f"--link {arguments.link!r} has no meaning without --backend workers")
+    if arguments.unknowns and arguments.backend == "workers":
+        raise JobError("--unknowns sweeps the simulator and does not go with --backend workers")
     folder = None if arguments.out is None else RunFolder.create(arguments.out, arguments.figure)
     log = Console(stderr=True)
     with PlainLines("reproduce", "starting") as lines:
@@ -55,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.backend == "workers":
             report = _on_workers(arguments, note)
         else:
-            report = run_reproduce(arguments.figure, seed=arguments.seed, note=note)
+            report = run_reproduce(arguments.figure, seed=arguments.seed, unknowns=arguments.unknowns, note=note)
     return _finish(arguments, folder, report)
 
 
@@ -69,7 +72,12 @@ def _finish(arguments: argparse.Namespace, folder: RunFolder | None, report: Rep
             show(lines_table(report))
             show(f"\n{headline(report)}")
         if folder is not None:
-            asked = {"figure": arguments.figure, "backend": arguments.backend, "link": arguments.link}
+            asked = {
+                "figure": arguments.figure,
+                "backend": arguments.backend,
+                "link": arguments.link,
+                "unknowns": arguments.unknowns,
+            }
             folder.write(
                 RunRecord.now(RunKind.REPRODUCE, seed=report.seed, request=asked, date=report.date),
                 report,
@@ -80,11 +88,20 @@ def _finish(arguments: argparse.Namespace, folder: RunFolder | None, report: Rep
             )
             if not arguments.json:
                 say(f"Report: {arguments.out / 'report.html'}")
-    num_asked = len(CHAPTERS) if arguments.figure == ALL else 1
-    if len(report.chapters) == num_asked:
+    if not report.is_interrupted:
+        if not arguments.json:
+            say(f"\nNext: {_next_line(arguments, report)}")
         return 0
     write_lines(f"lagom reproduce: interrupted; {', '.join(report.chapters)} were done and are kept")
     return exit_code()
+
+
+def _next_line(arguments: argparse.Namespace, report: ReproduceReport) -> str:
+    if set(report.chapters) & set(SWEPT) and not report.regions and arguments.backend == "simulated":
+        return (
+            f"lagom reproduce {arguments.figure} --unknowns   # where each line holds over what the paper leaves open"
+        )
+    return "lagom docs reproduce   # how a line is judged, and what is assumed"
 
 
 def _on_workers(arguments: argparse.Namespace, note: Callable[[str], None]) -> ReproduceReport:

@@ -35,6 +35,12 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         metavar="RATE",
         help=f"emulated link of --backend workers, or loopback (default: {WORKERS_LINK})",
     )
+    parser.add_argument(
+        "--unknowns",
+        action="store_true",
+        help="also where each line holds over what the paper leaves open: sequence, precision, kernels, links, NCCL"
+        " (fig7 takes some minutes)",
+    )
     parser.add_argument("--seed", type=seed, default=1, metavar="N", help="seed of the searches (default: 1)")
     parser.add_argument("--fetch", action="store_true", help="with data: fetch what is missing, into the cache")
     parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for report.html and reproduce.json")

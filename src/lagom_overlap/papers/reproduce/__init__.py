@@ -23,8 +23,17 @@ from lagom_overlap.papers.reproduce.ground import PROFILES
 from lagom_overlap.papers.reproduce.hidden import breakdown_lines, hidden
 from lagom_overlap.papers.reproduce.judge import FITTED_PROFILES, under_profile
 from lagom_overlap.papers.reproduce.optimality import optimality
-from lagom_overlap.papers.reproduce.result import Case, Curve, Line, ReproducedSurface, ReproduceReport, SpeedupBar
+from lagom_overlap.papers.reproduce.result import (
+    Case,
+    Curve,
+    Line,
+    Region,
+    ReproducedSurface,
+    ReproduceReport,
+    SpeedupBar,
+)
 from lagom_overlap.papers.reproduce.scaling import scaling
+from lagom_overlap.papers.reproduce.unknowns import SWEPT, Setting, regions, swept
 from lagom_overlap.record import utc_now
 
 CHAPTERS: Final = ("fig3", "fig5", "fig7", "fig8", "convergence", "equations", "hidden", "scaling")
@@ -36,25 +45,37 @@ Note = Callable[[str], None]
 
 
 def run_reproduce(
-    what: str, *, seed: int = 1, profiles: Sequence[str] = PROFILES, note: Note = lambda _: None
+    what: str,
+    *,
+    seed: int = 1,
+    profiles: Sequence[str] = PROFILES,
+    unknowns: bool = False,
+    note: Note = lambda _: None,
 ) -> ReproduceReport:
     """One chapter, or `all` of them, under each profile; an interrupt keeps the chapters that were done.
 
+    With `unknowns` the lines of `SWEPT` are also judged over what the paper leaves open: some minutes with Fig. 7.
+
     Raises:
         KeyboardInterrupt: if it comes before one chapter is done.
-        UnknownNameError: if there is no such chapter or profile.
+        UnknownNameError: if there is no such chapter or profile, or the chapter has nothing to sweep.
     """
     if what not in (*CHAPTERS, ALL):
         raise UnknownNameError.among("figure", what, (*CHAPTERS, ALL))
+    if unknowns and what not in (*SWEPT, ALL):
+        raise UnknownNameError.among("figure with --unknowns", what, (*SWEPT, ALL))
     chapters = CHAPTERS if what == ALL else (what,)
-    reproduced, done = _Found(), list[str]()
+    reproduced, done, is_interrupted = _Found(), list[str](), False
     try:
         for chapter in chapters:
             reproduced.add(_chapter(chapter, profiles, seed, note))
             done.append(chapter)
+            if unknowns and chapter in SWEPT:
+                _sweep(reproduced, chapter, profiles, seed, note)
     except KeyboardInterrupt:
         if not done:
             raise
+        is_interrupted = True
     return ReproduceReport(
         chapters=tuple(done),
         date=utc_now(),
@@ -65,6 +86,8 @@ def run_reproduce(
         cases=tuple(reproduced.cases),
         bars=tuple(reproduced.bars),
         profile_labels={name: load_profile(name).label for name in profiles},
+        regions=tuple(reproduced.regions),
+        is_interrupted=is_interrupted,
     )
 
 
@@ -77,6 +100,7 @@ class _Found:
     curves: list[Curve] = field(default_factory=list)
     cases: list[Case] = field(default_factory=list)
     bars: list[SpeedupBar] = field(default_factory=list)
+    regions: list[Region] = field(default_factory=list)
 
     def add(self, other: "_Found") -> None:
         """Another chapter's, behind."""
@@ -85,6 +109,18 @@ class _Found:
         self.curves += other.curves
         self.cases += other.cases
         self.bars += other.bars
+        self.regions += other.regions
+
+
+def _sweep(found: _Found, chapter: str, profiles: Sequence[str], seed: int, note: Note) -> None:
+    """Adds the regions of a chapter; of what was tried, if an interrupt ends it."""
+    judged: list[tuple[Setting, Sequence[Line]]] = []
+    try:
+        for profile in profiles:
+            for setting, lines in swept(chapter, profile, seed, note=note):
+                judged.append((setting, lines))
+    finally:
+        found.regions += regions(judged)
 
 
 def _chapter(chapter: str, profiles: Sequence[str], seed: int, note: Note) -> _Found:

@@ -14,7 +14,7 @@ from typing import Final
 
 from lagom_overlap.cost import ContentionModel
 from lagom_overlap.papers.reproduce.figure8 import patterns
-from lagom_overlap.papers.reproduce.ground import Searched, model_of, problems_of, search
+from lagom_overlap.papers.reproduce.ground import ASSUMED, Assumed, Searched, model_of, problems_of, search
 from lagom_overlap.papers.reproduce.judge import judge_number
 from lagom_overlap.papers.reproduce.result import Curve, Line, ReproducedVerdict
 from lagom_overlap.tuners.lagom_printed import PrintedEnd, printed
@@ -115,9 +115,9 @@ def _counts_lines(profile: str, counts: Mapping[str, tuple[int, ...]]) -> list[L
     ]
 
 
-def _printed_lines(profile: str, model: ContentionModel) -> list[Line]:
+def _printed_lines(profile: str, model: ContentionModel, assumed: Assumed) -> list[Line]:
     lines = []
-    for number, group in enumerate(patterns(), start=1):
+    for number, group in enumerate(patterns(assumed), start=1):
         end, num = run_printed(group, model)
         ended = "ends" if end.stopped is None else f"does not end: {end.stopped}"
         lines.append(
@@ -136,10 +136,10 @@ def _printed_lines(profile: str, model: ContentionModel) -> list[Line]:
     return lines
 
 
-def convergence(profile: str, seed: int) -> tuple[list[Curve], list[Line]]:
+def convergence(profile: str, seed: int, assumed: Assumed = ASSUMED) -> tuple[list[Curve], list[Line]]:
     """Best makespan by measurement in pattern 2, measurements by number of collectives, and the paper's sentences."""
-    model = model_of("a40_nvlink", profile, 1)
-    second = patterns()[1]
+    model = model_of("a40_nvlink", profile, 1, assumed)
+    second = patterns(assumed)[1]
     searches = {name: search(name, (second,), model, seed) for name in TUNERS}
     counts = {
         name: tuple(search(name, (_widened(second, n),), model, seed).num_measurements for n in COUNTS)
@@ -168,5 +168,5 @@ def convergence(profile: str, seed: int) -> tuple[list[Curve], list[Line]]:
     return curves, [
         *_searched_lines(profile, searches),
         *_counts_lines(profile, counts),
-        *_printed_lines(profile, model),
+        *_printed_lines(profile, model, assumed),
     ]

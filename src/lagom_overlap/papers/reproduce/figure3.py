@@ -11,7 +11,7 @@ from statistics import median
 from typing import Final
 
 from lagom_overlap.collective import Collective, CollectiveKind, CommConfig, chunk_bytes_of_slice
-from lagom_overlap.papers.reproduce.ground import model_of
+from lagom_overlap.papers.reproduce.ground import ASSUMED, Assumed, model_of, work_of
 from lagom_overlap.papers.reproduce.judge import as_built_in, judge_cases, judge_number, spread
 from lagom_overlap.papers.reproduce.result import Curve, Line, ReproducedSurface, ReproducedVerdict
 from lagom_overlap.sim import GroupSimulator
@@ -42,11 +42,12 @@ def ffn_works(shape: tuple[int, int, int]) -> tuple[Work, ...]:
     return (Gemm(m, inner, hidden), MemoryBound(m * inner * 4), Gemm(m, hidden, inner))
 
 
-def _ffn(shape: tuple[int, int, int], num_comms: int) -> OverlapGroup:
+def _ffn(shape: tuple[int, int, int], num_comms: int, assumed: Assumed) -> OverlapGroup:
+    works = [work_of(work, assumed) for work in ffn_works(shape)]
     collective = Collective(CollectiveKind.ALL_REDUCE, 32 * MIB, 8)
     return OverlapGroup(
         name="ffn",
-        computations=tuple(CompOp(name=f"ffn{i}", work=work) for i, work in enumerate(ffn_works(shape))),
+        computations=tuple(CompOp(name=f"ffn{i}", work=work) for i, work in enumerate(works)),
         comms=tuple(CommOp(name=f"ar{j}", collective=collective) for j in range(num_comms)),
     )
 
@@ -54,10 +55,9 @@ def _ffn(shape: tuple[int, int, int], num_comms: int) -> OverlapGroup:
 class _Point:
     """Mean x (s) of the all-reduces that run wholly during the FFN, and its Y over that alone."""
 
-    def __init__(self, shape: tuple[int, int, int], profile: str) -> None:
-        self._simulators = {
-            n: GroupSimulator(_ffn(shape, n), model_of("a40_pcie", profile, 1)) for n in (1, 2, 4, 8, 16, _MAX_COMMS)
-        }
+    def __init__(self, shape: tuple[int, int, int], profile: str, assumed: Assumed) -> None:
+        model = model_of("a40_pcie", profile, 1, assumed)
+        self._simulators = {n: GroupSimulator(_ffn(shape, n, assumed), model) for n in (1, 2, 4, 8, 16, _MAX_COMMS)}
 
     def at(self, channels: int, slice_bytes: int, threads: int = THREADS) -> tuple[float, float]:
         config = CommConfig(num_channels=channels, chunk_bytes=chunk_bytes_of_slice(slice_bytes), num_threads=threads)
@@ -69,8 +69,8 @@ class _Point:
 
 
 @cache
-def _points(shape: tuple[int, int, int], profile: str) -> _Point:
-    return _Point(shape, profile)
+def _points(shape: tuple[int, int, int], profile: str, assumed: Assumed = ASSUMED) -> _Point:
+    return _Point(shape, profile, assumed)
 
 
 def _sweeps(profile: str) -> tuple[ReproducedSurface, list[Curve]]:
@@ -183,8 +183,14 @@ def _lines_of_3b_3c(profile: str, points: Sequence[_Point]) -> list[Line]:
     ]
 
 
+def lines(profile: str, assumed: Assumed = ASSUMED) -> list[Line]:
+    """The paper's sentences about Fig. 3; an assumed sequence is what each FFN computes at once."""
+    shapes = [(assumed.seq_len or tokens, hidden, inner) for tokens, hidden, inner in SHAPES]
+    points = [_points(shape, profile, assumed) for shape in shapes]
+    return [*_lines_of_3a(profile, points), *_lines_of_3b_3c(profile, points)]
+
+
 def figure3(profile: str) -> tuple[ReproducedSurface, list[Curve], list[Line]]:
     """The sweeps and lines of Fig. 3 under one profile."""
     surface, curves = _sweeps(profile)
-    points = [_points(shape, profile) for shape in SHAPES]
-    return surface, curves, [*_lines_of_3a(profile, points), *_lines_of_3b_3c(profile, points)]
+    return surface, curves, lines(profile)

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final
 
 from lagom_overlap.collective import Collective, CollectiveKind, CommConfig
-from lagom_overlap.papers.reproduce.ground import model_of
+from lagom_overlap.papers.reproduce.ground import ASSUMED, Assumed, model_of, work_of
 from lagom_overlap.papers.reproduce.judge import judge_direction
 from lagom_overlap.papers.reproduce.result import Curve, Line
 from lagom_overlap.sim import GroupSimulator, GroupTimes
@@ -22,11 +22,12 @@ _PRODUCTS = ((7680, 2560), (2560, 2560), (10240, 2560), (2560, 10240), (7680, 25
 _CHUNK_BYTES = 512 * KIB
 
 
-def group_of_products(tokens: int) -> OverlapGroup:
+def group_of_products(tokens: int, assumed: Assumed = ASSUMED) -> OverlapGroup:
     """The overlap at that many tokens."""
+    works = [work_of(Gemm(tokens, n, k), assumed) for n, k in _PRODUCTS]
     return OverlapGroup(
         name="figure5",
-        computations=tuple(CompOp(name=f"matmul{i}", work=Gemm(tokens, n, k)) for i, (n, k) in enumerate(_PRODUCTS)),
+        computations=tuple(CompOp(name=f"matmul{i}", work=work) for i, work in enumerate(works)),
         comms=tuple(
             CommOp(name=name, collective=Collective(CollectiveKind.ALL_REDUCE, size, 8))
             for name, size in (("A", 16 * MIB), ("B", 64 * MIB))
@@ -55,8 +56,9 @@ class _Trade:
         return max(0.0, self.cost_s(name)) / self.gain_s(name)
 
 
-def _trade(tokens: int, profile: str) -> _Trade:
-    simulator = GroupSimulator(group_of_products(tokens), model_of("a40_pcie", profile, 1))
+def _trade(tokens: int, profile: str, assumed: Assumed) -> _Trade:
+    model = model_of("a40_pcie", profile, 1, assumed)
+    simulator = GroupSimulator(group_of_products(tokens, assumed), model)
 
     def times(a: int, b: int) -> GroupTimes:
         return simulator.evaluate(
@@ -66,10 +68,11 @@ def _trade(tokens: int, profile: str) -> _Trade:
     return _Trade(times(1, 1), {"A": times(16, 1), "B": times(1, 16)})
 
 
-def figure5(profile: str) -> tuple[list[Curve], list[Line]]:
+def figure5(profile: str, assumed: Assumed = ASSUMED) -> tuple[list[Curve], list[Line]]:
     """The two arrows and what they say."""
-    trades = {tokens: _trade(tokens, profile) for tokens in TOKENS}
-    shown = trades[TOKENS[0]]
+    lengths = TOKENS if assumed.seq_len is None else (assumed.seq_len,)
+    trades = {tokens: _trade(tokens, profile, assumed) for tokens in lengths}
+    shown = trades[lengths[0]]
     curves = [
         Curve(
             name=f"communication {name}: NC 1 to 16",

@@ -27,7 +27,7 @@ from lagom_overlap.tuners.base import Problems
 from lagom_overlap.tuners.guard import make_tuner
 from lagom_overlap.tuners.problem import Assignment, Measurement
 from lagom_overlap.units import KIB, MIB
-from lagom_overlap.workload import CommOp, Gemm, Iteration, MemoryBound, Op, OverlapGroup
+from lagom_overlap.workload import CommOp, Gemm, Iteration, MemoryBound, Op, OverlapGroup, Work
 from lagom_overlap.workload.precision import DType
 
 PROFILES: Final = ("plausible", "paper_scale")
@@ -50,7 +50,8 @@ class Assumed:
 
     `kernels` is the share of the achieved rate at which products run, `links` the share of the stated bandwidth that a
     wire has. `precision`: bf16, or fp32 with products in TF32. `release`: what NCCL 2.18.3 took by default on the
-    paper's clusters, or what 2.30.7 would.
+    paper's clusters, or what 2.30.7 would. `persistent`: products are persistent kernels on every SM, which lose a
+    whole pass to the first channel (cuBLAS on the H100 that we measured); else blocks go wherever there is room.
     """
 
     seq_len: int | None = None
@@ -58,9 +59,11 @@ class Assumed:
     kernels: float = 1.0
     links: float = 1.0
     release: Collectives = Collectives.PAPER
+    persistent: bool = False
 
 
 ASSUMED: Final = Assumed()
+_FP32: Final = Assumed(precision=DType.FP32)
 
 
 @cache
@@ -74,7 +77,10 @@ def model_of(cluster: str, profile: str, num_nodes: int | None = None, assumed: 
             intra=replace(preset.intra, bytes_per_s=preset.intra.bytes_per_s * assumed.links),
             inter=replace(preset.inter, bytes_per_s=preset.inter.bytes_per_s * assumed.links),
         )
-    return ContentionModel(preset, held, operators=_operators(preset.gpu, assumed.kernels))
+    operators = _operators(preset.gpu, assumed.kernels)
+    return ContentionModel(
+        preset, held, operators=operators, persistent_carve_out_sms=0 if assumed.persistent else None
+    )
 
 
 def _operators(gpu: Gpu, rate: float) -> OperatorConstants | None:
@@ -108,16 +114,22 @@ def _twice(collective: Collective) -> Collective:
 
 
 def _in_fp32(op: Op) -> Op:
-    """An operator with four bytes an element for two; an attention keeps its time."""
     if isinstance(op, CommOp):
         return replace(op, collective=_twice(op.collective))
-    match op.work:
-        case MemoryBound() as work:
-            return replace(op, work=replace(work, num_bytes=2 * work.num_bytes))
-        case Gemm() as work:
-            return replace(op, work=replace(work, element_bytes=2 * work.element_bytes))
+    return replace(op, work=work_of(op.work, _FP32))
+
+
+def work_of(work: Work, assumed: Assumed) -> Work:
+    """A kernel's work; in fp32 with four bytes an element for two, but an attention keeps its time."""
+    if assumed.precision is DType.BF16:
+        return work
+    match work:
+        case MemoryBound():
+            return replace(work, num_bytes=2 * work.num_bytes)
+        case Gemm():
+            return replace(work, element_bytes=2 * work.element_bytes)
         case _:
-            return op
+            return work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from lagom_overlap.papers.reproduce.figures import (
     trade_figure,
     verdicts_figure,
 )
-from lagom_overlap.papers.reproduce.result import SIMULATOR, Line, ReproducedVerdict, ReproduceReport
+from lagom_overlap.papers.reproduce.result import SIMULATOR, Line, Region, ReproducedVerdict, ReproduceReport
 from lagom_overlap.report.render import EmbeddedFigure, embedded, render
 from lagom_overlap.units import format_percent, format_seconds
 
@@ -45,7 +45,7 @@ TONES: Final = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Chapter:
     title: str
-    lines: tuple[tuple[Line, str], ...]
+    lines: tuple[tuple[Line, str, Region | None], ...]
     figures: tuple[EmbeddedFigure, ...]
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -70,7 +70,11 @@ def render_reproduction(report: ReproduceReport) -> str:
 def headline(report: ReproduceReport) -> str:
     """How many lines got which verdict, in one sentence."""
     counts = ", ".join(f"{report.count(verdict)} {verdict.value}" for verdict in ReproducedVerdict)
-    return f"{len(report.lines)} lines of the papers against {report.ground}: {counts}."
+    said = f"{len(report.lines)} lines of the papers against {report.ground}: {counts}."
+    if not report.regions:
+        return said
+    somewhere = sum(region.best is ReproducedVerdict.REPRODUCED for region in report.regions)
+    return f"{said} Over what the paper leaves open, {somewhere} of {len(report.regions)} are reproduced somewhere."
 
 
 def _page(report: ReproduceReport) -> _Page:
@@ -116,9 +120,14 @@ def _chapter(report: ReproduceReport, chapter: str) -> _Chapter:
             embedded(scaling_figure(r.curves), "Throughput per GPU over that of 16 GPUs; dots: the notes' 90 and 80 %.")
         ],
     }
+    swept = {(region.profile, region.what): region for region in report.regions if region.figure == chapter}
     return _Chapter(
         title=TITLES[chapter],
-        lines=tuple((line, TONES[line.verdict]) for line in report.lines if line.figure == chapter),
+        lines=tuple(
+            (line, TONES[line.verdict], swept.get((line.profile, line.what)))
+            for line in report.lines
+            if line.figure == chapter
+        ),
         figures=tuple(makers[chapter](report)),
         heads=("Workload", "profile", "default", "AutoCCL", "Lagom", "best found", "hidden", "measurements"),
         rows=_case_rows(report) if chapter == "fig7" else (),

@@ -37,6 +37,23 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """Where a published line holds under one profile, over what the paper leaves open.
+
+    `best` is the best verdict under any setting, `where` says which verdict the line gets under which settings,
+    `needed` which setting comes closest and what it lacks: "" where the line holds.
+    """
+
+    figure: str
+    profile: str
+    what: str
+    published: str
+    best: ReproducedVerdict
+    where: str
+    needed: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
     """A series: `x` against `y`; `kind` tells series of one figure apart."""
 
@@ -106,7 +123,7 @@ class SpeedupBar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReproduceReport:
-    """All that one run found; chapters that were not asked for are empty. `ground` is where our figures come from."""
+    """All that one run found; what was not asked for is empty. `ground` is where our figures come from."""
 
     chapters: tuple[str, ...]
     date: str
@@ -117,6 +134,8 @@ class ReproduceReport:
     cases: tuple[Case, ...] = ()
     bars: tuple[SpeedupBar, ...] = ()
     profile_labels: dict[str, str] = field(default_factory=dict)
+    regions: tuple[Region, ...] = ()
+    is_interrupted: bool = False
     ground: str = SIMULATOR
 
     def count(self, verdict: ReproducedVerdict) -> int:

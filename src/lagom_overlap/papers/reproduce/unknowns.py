@@ -1,29 +1,34 @@
-"""Each line judged over what the paper does not say: sequence length, precision, kernels, links, NCCL's release.
+"""Each line judged over what the paper does not say: sequence, precision, kernels, links, NCCL's release.
 
-A line counts as "not" only if it holds nowhere in the sweep. Fig. 8 is cheap and tried at every combination; Fig. 7,
-whose searches take a minute, at each deviation alone. Under `paper_scale`, fitted to the paper's range, a line that
-holds is built in all the same.
+A line counts as "not" only if it holds nowhere in the sweep. Figures 3, 5 and 8 are tried at every combination, Fig. 7
+and the convergence, whose searches take longer, at each deviation alone.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import product
 from typing import Final
 
 from lagom_overlap.cost import Collectives
+from lagom_overlap.papers.reproduce.convergence import convergence
+from lagom_overlap.papers.reproduce.figure3 import lines as lines_of_figure3
+from lagom_overlap.papers.reproduce.figure5 import figure5
 from lagom_overlap.papers.reproduce.figure7 import cases
 from lagom_overlap.papers.reproduce.figure7 import lines as lines_of_cases
 from lagom_overlap.papers.reproduce.figure8 import figure8
 from lagom_overlap.papers.reproduce.ground import ASSUMED, Assumed
-from lagom_overlap.papers.reproduce.result import Line, ReproducedVerdict
+from lagom_overlap.papers.reproduce.judge import under_profile
+from lagom_overlap.papers.reproduce.result import Line, Region, ReproducedVerdict
 from lagom_overlap.workload.precision import DType
 
+SWEPT: Final = ("fig3", "fig5", "fig7", "fig8", "convergence")
+"""The chapters that can be judged so."""
 AXES: Final[dict[str, dict[str, dict[str, object]]]] = {
     "sequence": {f"{length} tokens": {"seq_len": length} for length in (4096, 2048, 1024, 512)},
     "precision": {"bf16": {}, "fp32": {"precision": DType.FP32}},
     "kernels": {"full rate": {}, "half rate": {"kernels": 0.5}},
     "links": {"as stated": {}, "half": {"links": 0.5}},
     "NCCL": {"2.18.3": {}, "2.30.7": {"release": Collectives.NCCL}},
+    "products": {"blocks anywhere": {}, "persistent": {"persistent": True}},
 }
 """By axis, its values in words and what they change; the first is what every figure assumes."""
 
@@ -53,41 +58,6 @@ def assumed_in(setting: Setting) -> Assumed:
     return ASSUMED if setting == FIRST else Assumed(**changes)  # type: ignore[arg-type]  # keyed by its fields
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Region:
-    """Where a published line holds, under one profile: settings by verdict, and the one that comes closest."""
-
-    figure: str
-    profile: str
-    what: str
-    published: str
-    tried: tuple[Setting, ...]
-    reproduced: tuple[Setting, ...]
-    direction: tuple[Setting, ...]
-    closest: Setting
-    ours: str
-    gap: float | None
-
-    @property
-    def where(self) -> str:
-        """The verdict in words, and where it holds."""
-        num = len(self.tried)
-        parts = [
-            f"{word} in {len(places)} of {num}: {described(places, self.tried)}"
-            for word, places in (("reproduced", self.reproduced), ("direction only", self.direction))
-            if places
-        ]
-        return "; ".join(parts) or f"not reproduced in any of {num}"
-
-    @property
-    def needed(self) -> str:
-        """The closest setting and what it still lacks; "" where the line is reproduced."""
-        if self.reproduced:
-            return ""
-        lacks = "" if self.gap is None else f", {100 * abs(self.gap):.0f} % {'short' if self.gap < 0 else 'beyond'}"
-        return f"closest: {deviations(self.closest)} ({self.ours}{lacks})"
-
-
 def deviations(setting: Setting) -> str:
     """What a setting assumes that the figures do not."""
     pairs = zip(AXES, setting, FIRST, strict=True)
@@ -95,16 +65,16 @@ def deviations(setting: Setting) -> str:
 
 
 def described(held: Sequence[Setting], tried: Sequence[Setting]) -> str:
-    """Settings by the values they have on each axis that matters: `"1024, 512 tokens; links half"`."""
+    """How many settings, and their values on each axis that matters: `"3 of 64 (links half)"`."""
     if set(held) == set(tried):
-        return "all"
+        return f"all {len(tried)}"
     words = []
     for place, (axis, values) in enumerate(AXES.items()):
         had = [value for value in values if any(setting[place] == value for setting in held)]
         could = [value for value in values if any(setting[place] == value for setting in tried)]
         if had != could:
             words.append(f"{axis} {' or '.join(had)}")
-    return ", ".join(words) or "no value of one axis alone decides"
+    return f"{len(held)} of {len(tried)} ({', '.join(words) or 'no value of one axis alone decides'})"
 
 
 def regions(found: Iterable[tuple[Setting, Sequence[Line]]]) -> list[Region]:
@@ -113,36 +83,49 @@ def regions(found: Iterable[tuple[Setting, Sequence[Line]]]) -> list[Region]:
     for setting, lines in found:
         for line in lines:
             by_line.setdefault((line.figure, line.profile, line.what), []).append((setting, line))
-    result = []
-    for (figure, profile, what), outcomes in by_line.items():
-        of = {
-            verdict: tuple(setting for setting, line in outcomes if line.verdict is verdict)
-            for verdict in (ReproducedVerdict.REPRODUCED, ReproducedVerdict.DIRECTION)
-        }
-        closest, nearest = min(outcomes, key=_distance)
-        result.append(
-            Region(
-                figure=figure,
-                profile=profile,
-                what=what,
-                published=nearest.published,
-                tried=tuple(setting for setting, _ in outcomes),
-                reproduced=of[ReproducedVerdict.REPRODUCED],
-                direction=of[ReproducedVerdict.DIRECTION],
-                closest=closest,
-                ours=nearest.ours,
-                gap=nearest.gap,
-            )
-        )
-    return result
+    return [_region(judged) for judged in by_line.values()]
+
+
+def _region(judged: Sequence[tuple[Setting, Line]]) -> Region:
+    """One line under every setting that was tried."""
+    tried = [setting for setting, _ in judged]
+    parts = []
+    for verdict in ReproducedVerdict:
+        settings = [setting for setting, line in judged if line.verdict is verdict]
+        if settings and verdict is not ReproducedVerdict.NOT:
+            parts.append(f"{verdict}: {described(settings, tried)}")
+    setting, line = min(judged, key=_distance)
+    holds = line.verdict in (ReproducedVerdict.REPRODUCED, ReproducedVerdict.BUILT_IN)
+    gap = "" if line.gap is None else f", {100 * abs(line.gap):.0f} % {'short' if line.gap < 0 else 'beyond'}"
+    return Region(
+        figure=line.figure,
+        profile=line.profile,
+        what=line.what,
+        published=line.published,
+        best=line.verdict,
+        where="; ".join(parts) or f"not reproduced in any of {len(tried)}",
+        needed="" if holds else f"closest: {deviations(setting)} ({line.ours}{gap})",
+    )
 
 
 def _distance(entry: tuple[Setting, Line]) -> tuple[int, float]:
     """The better verdict, then the smaller gap."""
     _, line = entry
-    ranks = (ReproducedVerdict.REPRODUCED, ReproducedVerdict.DIRECTION)
-    rank = ranks.index(line.verdict) if line.verdict in ranks else len(ranks)
-    return rank, 0.0 if line.gap is None else abs(line.gap)
+    return list(ReproducedVerdict).index(line.verdict), 0.0 if line.gap is None else abs(line.gap)
+
+
+def _lines_of(figure: str, profile: str, seed: int, assumed: Assumed) -> list[Line]:
+    match figure:
+        case "fig3":
+            return lines_of_figure3(profile, assumed)
+        case "fig5":
+            return figure5(profile, assumed)[1]
+        case "fig7":
+            return lines_of_cases(cases(profile, seed, assumed=assumed))
+        case "fig8":
+            return figure8(profile, seed, assumed)[1]
+        case _:
+            return convergence(profile, seed, assumed)[1]
 
 
 def swept(
@@ -152,13 +135,9 @@ def swept(
     settings: Sequence[Setting] | None = None,
     note: Callable[[str], None] = lambda _: None,
 ) -> Iterator[tuple[Setting, list[Line]]]:
-    """The lines of `fig7` or `fig8` under each setting, as they come."""
+    """The lines of one of `SWEPT` under each setting, as they come."""
     if settings is None:
-        settings = everywhere() if figure == "fig8" else one_at_a_time()
+        settings = one_at_a_time() if figure in ("fig7", "convergence") else everywhere()
     for number, setting in enumerate(settings, 1):
         note(f"{figure}, {profile}, {number} of {len(settings)}: {', '.join(setting)}")
-        assumed = assumed_in(setting)
-        if figure == "fig8":
-            yield setting, figure8(profile, seed, assumed)[1]
-        else:
-            yield setting, lines_of_cases(cases(profile, seed, assumed=assumed))
+        yield setting, under_profile(_lines_of(figure, profile, seed, assumed_in(setting)), profile)
