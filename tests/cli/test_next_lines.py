@@ -4,15 +4,18 @@ import contextlib
 import io
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+import lagom_overlap
 from lagom_overlap.capturing.file import write_capture
 from lagom_overlap.cli import main
 from lagom_overlap.cli.main import full_parser
 from lagom_overlap.collective import Collective, CollectiveKind
+from lagom_overlap.results.compare import CompareResult
 from lagom_overlap.workload import CommOp, CompOp, Gemm, Iteration
 from lagom_overlap.workload.issued import IssuedStep
 
@@ -48,7 +51,7 @@ RUNS = {
     "plan 'a b.toml' --planner program_order": "lagom plan 'a b.toml' --planner program_order --out planned",
     "plan 'a b.toml' --planner program_order --out planned": "lagom open planned",
     "plan 'a b.toml' --apply planned/plan.toml": "lagom plan 'a b.toml' --apply planned/plan.toml --out planned-2",
-    "compare shapes.toml --tuners fixed_min": "lagom tune shapes.toml --tuner fixed_min",
+    "compare shapes.toml --tuners fixed_min": "lagom run --online -- COMMAND",
     "compare shapes.toml --tuners default --set tune.pairs=4": "lagom run --online -- COMMAND",
     "compare step.json --cluster a40_nvlink --planners program_order": (
         "lagom plan step.json --cluster a40_nvlink --planner program_order --out planned-2"
@@ -133,3 +136,18 @@ def test_the_verbs_of_the_papers_and_of_emulated_gpus_end_with_one_too(
     for typed in ("emulate --cluster a40_nvlink --ranks 2 -- python t.py", "emulate --job j.toml --out there -- t"):
         line = emulate._following(parser.parse_args(typed.split()))
         parser.parse_args(shlex.split(line)[1:])
+
+
+def test_a_comparison_names_the_tuner_that_beat_the_default_with_what_it_was_given(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("shapes.toml").write_text(SHAPES)
+    result = lagom_overlap.compare("shapes.toml", tuners=("fixed_max",))
+    assert isinstance(result, CompareResult)
+    faster = replace(result, rows=(replace(result.rows[0], speedup_over_default=1.2),))
+    parser, _ = full_parser("compare")
+    arguments = parser.parse_args(["compare", "shapes.toml", "--seed", "3", "--set", "tune.pairs=4"])
+    line = import_module("lagom_overlap.cli.compare")._following(faster, arguments)
+    assert line == "lagom tune shapes.toml --seed 3 --set tune.pairs=4 --tuner fixed_max"
+    check(line)

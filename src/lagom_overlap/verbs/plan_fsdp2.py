@@ -16,7 +16,8 @@ def fsdp2_lines(plan: Plan) -> tuple[str, ...]:
         head = ["FSDP2's own settings stay: none gains 1 % of this step within the memory"]
     else:
         head = ['apply_fsdp2(model, Path("plan.toml")), behind fully_shard:'] if plan.effects else []
-    return (*head, *map(_line, plan.effects), *(f"{_line(one)}: not advised" for one in plan.not_advised))
+    others = ("tried and not advised:", *map(_line, plan.not_advised)) if plan.not_advised else ()
+    return (*head, *map(_line, plan.effects), *others)
 
 
 def _line(one: SwitchAdvice) -> str:

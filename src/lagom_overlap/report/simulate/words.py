@@ -7,7 +7,7 @@ from typing import Final
 from lagom_overlap.report.style import BAD, COMPUTE, colour_of
 from lagom_overlap.results.simulate import SimulatedStage, SimulateResult
 from lagom_overlap.sim.what_if import whether
-from lagom_overlap.units import format_memory
+from lagom_overlap.units import format_memory, format_seconds
 
 _COLOURS: Final = {"compute": COMPUTE[0], "launch gaps": "#8C6BB1", "bubble": "#C9CED6", "optimizer": "#7A5C3E"}
 """Only one is a dark grey and only one a light grey, so that all are told apart; from `style.PALETTE`."""
@@ -64,6 +64,6 @@ def headline(result: SimulateResult) -> str:
     """The iteration in one sentence."""
     memory = f"{format_memory(result.memory_bytes)} of {format_memory(result.memory_limit_bytes)}"
     return (
-        f"{result.iteration_s:.4g} s per iteration, {result.tokens_per_s:,.0f} tokens/s, "
+        f"{format_seconds(result.iteration_s)} per iteration, {result.tokens_per_s:,.0f} tokens/s, "
         f"MFU {100 * result.mfu:.1f} %, {memory} per GPU"
     )
