@@ -148,7 +148,7 @@ def analysis_summary(result: AnalyzeResult) -> RenderableType:
     parts += [Text(f"! {plain(text)}", style="yellow") for text in warnings[:MAX_WARNINGS]]
     if len(warnings) > MAX_WARNINGS:
         parts.append(Text(f"! and {len(warnings) - MAX_WARNINGS} more warnings (--json)", style="yellow"))
-    parts += [Text(""), to_type(f"Next: {plain(result.next_line)}")]
+    parts.append(to_type(f"Next: {plain(result.next_line)}"))
     return Group(*parts)
 
 
