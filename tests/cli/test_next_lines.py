@@ -1,14 +1,21 @@
-"""Every verb ends with a line to type, which the command line takes."""
+"""Every verb ends with a line to type, which the command line takes: verb, flags, and files that are there."""
 
+import contextlib
+import io
 import shlex
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+import lagom_overlap
 from lagom_overlap.capturing.file import write_capture
 from lagom_overlap.cli import main
 from lagom_overlap.cli.main import full_parser
 from lagom_overlap.collective import Collective, CollectiveKind
+from lagom_overlap.results.compare import CompareResult
 from lagom_overlap.workload import CommOp, CompOp, Gemm, Iteration
 from lagom_overlap.workload.issued import IssuedStep
 
@@ -33,38 +40,114 @@ STEP = IssuedStep(
     num_ranks=8,
     groups={"fsdp": tuple(range(8))},
 )  # fmt: skip
+SCRIPT = "init_process_group('nccl')\nfully_shard(model)\nBATCH_SIZE = 1\n"
 RUNS = {
-    "simulate a b.toml": "lagom plan 'a b.toml'",
+    "init phi-2 --cluster a40_nvlink --gpus 8 --out 'job of it.toml'": "lagom simulate 'job of it.toml'",
+    "init phi-2 --cluster a40_nvlink --gpus 8 --check": "lagom init phi-2 --cluster a40_nvlink --gpus 8 ",
+    "init 'a train.py' --out half.toml": "lagom simulate half.toml",
+    "simulate 'a b.toml' --out simulated": "lagom plan 'a b.toml'",
+    "simulate 'a b.toml' --set parallel.micro_batch=1,2 --out 'the ranked'": "lagom simulate 'the ranked/best.toml'",
     "simulate captured.toml": "lagom plan captured.toml",
-    "plan 'a b.toml' --planner program_order": "lagom plan 'a b.toml' --planner program_order --out planned    #",
+    "plan 'a b.toml' --planner program_order": "lagom plan 'a b.toml' --planner program_order --out planned",
     "plan 'a b.toml' --planner program_order --out planned": "lagom open planned",
-    "compare shapes.toml --tuners fixed_min": "lagom tune shapes.toml --tuner fixed_min",
+    "plan 'a b.toml' --apply planned/plan.toml": "lagom plan 'a b.toml' --apply planned/plan.toml --out planned-2",
+    "compare shapes.toml --tuners fixed_min": "lagom run --online -- COMMAND",
+    "compare shapes.toml --tuners default --set tune.pairs=4": "lagom run --online -- COMMAND",
     "compare step.json --cluster a40_nvlink --planners program_order": (
-        "lagom plan step.json --cluster a40_nvlink --planner program_order --out planned"
+        "lagom plan step.json --cluster a40_nvlink --planner program_order --out planned-2"
     ),
     "tune shapes.toml --tuner default --out tuned": "lagom run --online -- COMMAND",
+    "analyze --example": "lagom tune --from-trace",
+    "show tuned": "lagom open tuned",
+    "show planned/plan.toml": "lagom plan JOB.toml --apply planned/plan.toml",
+    "show 'the ranked'": "lagom simulate 'the ranked/best.toml'",
+    "show step.json": "lagom plan step.json --cluster h100_dgx",
+    "show 'a b.toml'": "lagom simulate 'a b.toml'",
+    "show tuned/configs.toml": "lagom export tuned --format plugin",
+    "runs": "lagom open tuned",
+    "watch tuned": "lagom show tuned",
+    "diff tuned simulated": "lagom run --online -- COMMAND",
+    "export tuned --format plugin": "lagom run --config tuned/lagom_table.bin -- COMMAND",
+    "export tuned --format perfetto": "python3 -m webbrowser https://ui.perfetto.dev",
+    "docs": "lagom docs ",
+    "doctor": "lagom run --observe -- COMMAND",
 }
+"""In one folder, one after the other: what is typed, and what is to be typed next."""
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("lagom_overlap.verbs.tune.render_tuning", lambda result: f"a page of {result.job}")
-    monkeypatch.setattr("lagom_overlap.verbs.plan.render_plan", lambda result: f"a page of {result.job}")
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[str]]]:
+    """What each of them printed."""
+    folder = tmp_path_factory.mktemp("here")
     captured = f'[job]\nname = "c"\n[model]\ncapture = "step.json"\n{CLUSTER}'
     for name, text in (("a b", MODEL), ("shapes", SHAPES), ("captured", captured)):
-        Path(f"{name}.toml").write_text(text)
-    write_capture(Path("step.json"), STEP)
+        (folder / f"{name}.toml").write_text(text)
+    (folder / "a train.py").write_text(SCRIPT)
+    write_capture(folder / "step.json", STEP)
+    patch, lines = pytest.MonkeyPatch(), dict[str, list[str]]()
+    with patch.context() as at:
+        at.chdir(folder)
+        at.setattr("lagom_overlap.verbs.tune.render_tuning", lambda result: f"a page of {result.job}")
+        at.setattr("lagom_overlap.verbs.plan.render_plan", lambda result: f"a page of {result.job}")
+        for typed in RUNS:
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                assert main(shlex.split(typed)) == 0, typed
+            lines[typed] = printed.getvalue().splitlines()
+        yield lines
 
 
 @pytest.mark.parametrize("typed", RUNS)
-def test_a_verb_ends_with_a_line_to_type(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = shlex.split(typed.replace("simulate a b.toml", "simulate 'a b.toml'"))
-    assert main(words) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Next: ")]
+def test_a_verb_ends_with_a_line_to_type(
+    typed: str, said: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    lines = [line for line in said[typed] if line.lower().startswith("next: ")]
     assert len(lines) == 1
-    line = lines[0].removeprefix("Next: ")
-    assert line.startswith(RUNS[typed])
-    if line.startswith("lagom ") and "COMMAND" not in line:
-        parser, _ = full_parser()
-        parser.parse_args(shlex.split(line, comments=True)[1:])  # ends the test where the line is none
+    assert lines[0][len("next: ") :].startswith(RUNS[typed])
+    monkeypatch.chdir(tmp_path_factory.getbasetemp() / "here0")
+    for line in said[typed]:
+        head, _, command = line.partition(": ")
+        if head.lower() in ("next", "or") and not command.startswith("python3 "):
+            check(command.strip())
+
+
+def check(line: str) -> None:
+    """What the command line takes, of files that are there; COMMAND and JOB.toml stand for what only a user knows."""
+    words = shlex.split(line, comments=True)
+    assert words[0] == "lagom"
+    parser, _ = full_parser()
+    parser.parse_args(words[1:])  # ends the test where the line is none
+    new = words.index("--out") + 1 if "--out" in words else 0
+    for at, word in enumerate(words):
+        is_file = "/" in word or word.endswith((".toml", ".json", ".py"))
+        if is_file and at != new and word != "JOB.toml" and not word.startswith("$("):
+            assert Path(word).exists(), line
+
+
+def test_the_verbs_of_the_papers_and_of_emulated_gpus_end_with_one_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    parser, _ = full_parser()
+    papers = import_module("lagom_overlap.papers.cli")
+    for typed in ("reproduce fig5 --seed 3", "reproduce fig5 --out there"):
+        check(papers._following(parser.parse_args(typed.split())))
+    emulate = pytest.importorskip("lagom_emulate.cli")
+    for typed in ("emulate --cluster a40_nvlink --ranks 2 -- python t.py", "emulate --job j.toml --out there -- t"):
+        line = emulate._following(parser.parse_args(typed.split()))
+        parser.parse_args(shlex.split(line)[1:])
+
+
+def test_a_comparison_names_the_tuner_that_beat_the_default_with_what_it_was_given(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("shapes.toml").write_text(SHAPES)
+    result = lagom_overlap.compare("shapes.toml", tuners=("fixed_max",))
+    assert isinstance(result, CompareResult)
+    faster = replace(result, rows=(replace(result.rows[0], speedup_over_default=1.2),))
+    parser, _ = full_parser("compare")
+    arguments = parser.parse_args(["compare", "shapes.toml", "--seed", "3", "--set", "tune.pairs=4"])
+    line = import_module("lagom_overlap.cli.compare")._following(faster, arguments)
+    assert line == "lagom tune shapes.toml --seed 3 --set tune.pairs=4 --tuner fixed_max"
+    check(line)

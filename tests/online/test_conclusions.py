@@ -26,9 +26,13 @@ def stand(state: SwitchState, **more: object) -> Stand:
     ("at", "found", "next_line"),
     [
         (stand(SwitchState.WATCH, num_settings=2), "2 call sites are set", "lagom run --prove 'a b' -- python t.py"),
-        (stand(SwitchState.DONE), "nothing is set", "python t.py   (as it is"),
+        (stand(SwitchState.DONE), "nothing is set", "python t.py    # as it is"),
         (stand(SwitchState.OFF), "everything runs untouched", "lagom run --observe -- python t.py"),
-        (stand(SwitchState.SEARCH, num_steps_left=400), "nothing is decided", "lagom run --online -- python t.py   (w"),
+        (
+            stand(SwitchState.SEARCH, num_steps_left=400),
+            "nothing is decided",
+            "lagom run --online -- python t.py    # w",
+        ),
         (stand(SwitchState.OFF, has_model=False), "nothing was tuned", "lagom run --observe -- python t.py"),
     ],
 )
@@ -110,7 +114,7 @@ def test_a_proof_that_was_cut_off_is_undecided_and_says_what_was_missing() -> No
     assert proof.decision is ProofDecision.UNDECIDED
     assert "the job ended after 30 steps" in proof.reason
     assert "at most 220 steps more" in proof.reason
-    assert proof.next_line.endswith("(with more steps)")
+    assert proof.next_line.endswith("# with more steps")
 
 
 @pytest.mark.parametrize("state", [SwitchState.DONE, SwitchState.WATCH, SwitchState.FROZEN, SwitchState.OFF])

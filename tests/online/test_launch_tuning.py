@@ -237,7 +237,7 @@ def test_each_state_is_one_line_with_its_steps_left_and_the_end_is_three_lines(s
     assert capsys.readouterr().err.splitlines() == [
         "lagom: result: nothing is set",
         "lagom: why: as the test says",
-        "lagom: next: COMMAND   (as it is: there is nothing to set)",
+        "lagom: next: COMMAND    # as it is: there is nothing to set",
     ]
     times = read_step_times(tmp_path)
     # Three steps were searched; the eighth is not over, as far as anybody saw.

@@ -80,7 +80,7 @@ def test_the_summary_fits_a_terminal_and_shows_names_as_they_are(num_stages: int
     text = console.file.getvalue()  # type: ignore[attr-defined]  # the StringIO above
     assert all(len(line) <= WIDTH for line in text.splitlines())
     assert "[bold]note" in text
-    assert "1.7 s per iteration" in text
+    assert "1.70 s per iteration" in text
     assert ("left out" in text) == (num_stages > MAX_STAGES)
 
 

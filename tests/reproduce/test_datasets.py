@@ -145,7 +145,7 @@ def test_the_verb_lists_fetches_and_prints_one_object(
     monkeypatch.setattr("lagom_overlap.papers.cli.datasets", lambda: (ONE,))
     server[path_of(ONE)] = (200, CONTENT)
     assert main(["reproduce", "data"]) == 0
-    assert "1 absent; `lagom reproduce data --fetch` gets them" in capsys.readouterr().out
+    assert "1 absent.\nNext: lagom reproduce data --fetch" in capsys.readouterr().out
     assert main(["reproduce", "data", "--fetch", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["datasets"]
     assert (row["dataset"]["name"], row["state"], row["dataset"]["licence"]) == ("one", "fetched", "MIT")

@@ -143,10 +143,10 @@ def test_what_overrides_a_run_is_said_once(asked: LaunchRequest) -> None:
 def test_after_the_most_pairs_there_are_only_more_steps() -> None:
     flags = {"flags": "--restarts 50"}
     open_line = next_line(ProofDecision.UNDECIDED, "x.env", "train", **flags, is_longest=True)
-    assert open_line == "lagom run --prove x.env --restarts 50 -- train   (with more steps)"
+    assert open_line == "lagom run --prove x.env --restarts 50 -- train    # with more steps"
     assert next_line(ProofDecision.UNDECIDED, "x.env", "train", **flags).endswith("--restarts 50 -- train")
     null_line = next_line(ProofDecision.NO_DIFFERENCE, "x.env", "train", **flags, is_longest=True)
-    assert null_line == "train   (as it is, without x.env)"
+    assert null_line == "train    # as it is, without x.env"
 
 
 def test_a_proof_is_a_run_that_other_verbs_know(asked: LaunchRequest) -> None:

@@ -5,6 +5,7 @@ The exit code is the command's own where that is not 0.
 
 import argparse
 import os
+import shlex
 from pathlib import Path
 
 
@@ -60,5 +61,20 @@ def run(arguments: argparse.Namespace) -> int:
         show(emulation_summary(result))
         if result.files:
             say(f"\nTimeline (Perfetto): {result.files[1]}")
+        say(f"\nNext: {_following(arguments)}")
     code = result.exit_code
     return 128 - code if code < 0 else code
+
+
+def _following(arguments: argparse.Namespace) -> str:
+    """What shows the run; where none was kept, the same command that keeps it."""
+    from lagom_overlap.cli.typed import new_folder  # noqa: PLC0415
+
+    if arguments.out is not None:
+        return shlex.join(("lagom", "show", str(arguments.out)))
+    words = ["lagom", "emulate"]
+    for name in ("cluster", "ranks", "nodes", "job"):
+        value = getattr(arguments, name)
+        words += [] if value is None else [f"--{name}", str(value)]
+    words += ["--symmetric"] if arguments.symmetric else []
+    return shlex.join([*words, "--out", new_folder("emulated"), *arguments.command])

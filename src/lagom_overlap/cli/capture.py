@@ -29,5 +29,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         say(result.to_json())
     else:
-        say(f"{result.summary()}\nNext: lagom plan {shlex.quote(str(arguments.out))} --cluster NAME")
+        follow = f"lagom plan {shlex.quote(str(arguments.out))} --cluster h100_dgx    # any of lagom list clusters"
+        say(f"{result.summary()}\nNext: {follow}")
     return 0

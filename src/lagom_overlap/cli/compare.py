@@ -83,7 +83,8 @@ def _following(result: CompareResult | ComparePlannersResult, arguments: argpars
     if isinstance(result, CompareResult):
         tuners = [row for row in result.rows if row.makespan_s is not None]
         best = min(tuners, key=lambda row: row.makespan_s or 0.0, default=None)
-        if best is not None and best.tuner == "default":
+        gains = best is not None and best.tuner != "default" and (best.speedup_over_default or 2.0) > 1.0
+        if best is not None and not gains:
             return "lagom run --online -- COMMAND    # nothing beat the default here: tries settings in the job itself"
         asked = typed(arguments, ("backend", "seed", "bundle", "warm_start", "sets"))
         return "" if best is None else f"lagom tune {asked} --tuner {best.tuner}"

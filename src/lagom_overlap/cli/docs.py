@@ -17,7 +17,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.page is None:
         width = max(map(len, pages))
         say("\n".join(f"{name:{width}}  {_title(path)}" for name, path in pages.items()))
-        say(f"\nThe files: {folder}\nNext: lagom docs PAGE")
+        say(f"\nThe files: {folder}\nNext: lagom docs {next(iter(pages))}")
         return 0
     text = _named(arguments.page, pages).read_text(encoding="utf-8")
     if sys.stdout is not None and sys.stdout.isatty():

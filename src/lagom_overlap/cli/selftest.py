@@ -55,6 +55,7 @@ def _finish(arguments: argparse.Namespace, result: SelfTestResult) -> int:
                 show(contention_table(result.contention))
             say("")
             show(Text("\n".join(closing_words(result))))
+            say("\nNext: lagom doctor    # what can be set in a job here")
     if result.wrong:
         write_lines(f"lagom selftest: WRONG RESULTS in {len(result.wrong)} of {len(result.rows)} settings")
     if result.swaps is not None and result.swaps.num_wrong:

@@ -68,22 +68,24 @@ def of_tuning(stand: Stand, folder: Path, command: str) -> Conclusion:
                 "no module that FSDP2 or DDP wraps made a step; collectives that DTensor or the job itself calls are "
                 "out of reach on gloo, but for those of OnlineTuner(model, adapters=['calls'])"
             )
-        return Conclusion("nothing was tuned", why, f"{again}   (says which collectives the job calls)")
+        return Conclusion("nothing was tuned", why, f"{again}    # says which collectives the job calls")
     where = shlex.quote(str(folder))
     if stand.state in SETTLED and stand.num_settings:
         found = f"{_sites(stand.num_settings)} set other than by default"
         return Conclusion(found, stand.reason, f"lagom run --prove {where} -- {command}")
     if stand.state in SETTLED:
         found = "nothing is set"
-        return Conclusion(found, stand.reason, f"{command}   (as it is: there is nothing to set)")
+        return Conclusion(found, stand.reason, f"{command}    # as it is: there is nothing to set")
     if stand.state in _ENDED:
         return Conclusion("nothing is set, everything runs untouched", stand.reason, again)
     done = f"the job ended after {_steps(stand.num_steps)}, in the state {str(stand.state)!r} ({stand.reason})"
     if not stand.searches:
-        return Conclusion("nothing is decided", done, f"{command}   (with more steps)")
+        return Conclusion("nothing is decided", done, f"{command}    # with more steps")
     left = f"; at most {_steps(stand.num_steps_left)} more were needed" if stand.num_steps_left else ""
     return Conclusion(
-        "nothing is decided, nothing was saved", f"{done}{left}", f"lagom run --online -- {command}   (with more steps)"
+        "nothing is decided, nothing was saved",
+        f"{done}{left}",
+        f"lagom run --online -- {command}    # with more steps",
     )
 
 

@@ -122,7 +122,7 @@ def conclusion(shares: Shares, reason: str, command: str, *, trace: str = "", is
         why = reason or f"steps {FIRST_SAMPLED} to {FIRST_SAMPLED + SAMPLED_APART * (NUM_SAMPLED - 1)} are sampled"
         if shares.num_steps:
             why = f"{shares.num_steps} sampled steps call none"
-        next_line = f"lagom run --observe -- {command}   (with more steps)"
+        next_line = f"lagom run --observe -- {command}    # with more steps"
         return Conclusion(f"no collective of a training step was seen on {where}", why, next_line)
     knob, ratio = max(shares.ratios().items(), key=lambda pair: pair[1])
     result = f"{format_seconds(shares.total_s / shares.num_steps)} of collectives a step on {where}"
@@ -141,7 +141,7 @@ def conclusion(shares: Shares, reason: str, command: str, *, trace: str = "", is
 
 
 def _look(trace: str, command: str) -> str:
-    return f"lagom analyze {trace}" if trace else f"{command}   (as it is: there is nothing to set)"
+    return f"lagom analyze {trace}" if trace else f"{command}    # as it is: there is nothing to set"
 
 
 def _way(knob: Knob, nccl: NcclVersion | None) -> str:

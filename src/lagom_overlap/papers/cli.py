@@ -4,6 +4,7 @@
 """
 
 import argparse
+import shlex
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -13,6 +14,7 @@ from rich.table import Table
 from lagom_overlap.cli.output import show
 from lagom_overlap.cli.progress import PlainLines, is_terminal
 from lagom_overlap.cli.stdout import say
+from lagom_overlap.cli.typed import new_folder
 from lagom_overlap.errors import DataError, JobError, UnknownNameError
 from lagom_overlap.interrupts import exit_code, held_back
 from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
@@ -90,18 +92,22 @@ def _finish(arguments: argparse.Namespace, folder: RunFolder | None, report: Rep
                 say(f"Report: {arguments.out / 'report.html'}")
     if not report.is_interrupted:
         if not arguments.json:
-            say(f"\nNext: {_next_line(arguments, report)}")
+            say(f"\nNext: {_following(arguments, report)}")
         return 0
     write_lines(f"lagom reproduce: interrupted; {', '.join(report.chapters)} were done and are kept")
     return exit_code()
 
 
-def _next_line(arguments: argparse.Namespace, report: ReproduceReport) -> str:
-    if set(report.chapters) & set(SWEPT) and not report.regions and arguments.backend == "simulated":
-        return (
-            f"lagom reproduce {arguments.figure} --unknowns   # where each line holds over what the paper leaves open"
-        )
-    return "lagom docs reproduce   # how a line is judged, and what is assumed"
+def _following(arguments: argparse.Namespace, report: ReproduceReport) -> str:
+    if arguments.out is not None:
+        return f"lagom open {shlex.quote(str(arguments.out))}"
+    figure = shlex.quote(arguments.figure)
+    if set(report.chapters) & set(SWEPT) and not arguments.unknowns and arguments.backend == "simulated":
+        return f"lagom reproduce {figure} --unknowns    # where each line holds over what the paper leaves open"
+    given = {"backend": arguments.backend, "link": arguments.link, "seed": arguments.seed}
+    flags = "".join(f" --{name} {shlex.quote(str(value))}" for name, value in given.items() if value is not None)
+    out = new_folder("reproduced")
+    return f"lagom reproduce {figure}{flags} --out {out}    # writes the page"
 
 
 def _on_workers(arguments: argparse.Namespace, note: Callable[[str], None]) -> ReproduceReport:
@@ -125,7 +131,7 @@ def _data(arguments: argparse.Namespace) -> int:
     missing = sum(row.state == DatasetState.ABSENT for row in rows)
     say(f"\nLooked in: {', '.join(str(root) for root in data_roots())}")
     if missing:
-        say(f"{missing} absent; `lagom reproduce {DATA} --fetch` gets them.")
+        say(f"{missing} absent.\nNext: lagom reproduce {DATA} --fetch")
     return 0
 
 

@@ -80,7 +80,7 @@ def headline(result: SimulateResult) -> str:
     """The iteration in one sentence."""
     memory = f"{format_memory(result.memory_bytes)} of {format_memory(result.memory_limit_bytes)}"
     return (
-        f"{result.iteration_s:.4g} s per iteration, {result.tokens_per_s:,.0f} tokens/s, "
+        f"{format_seconds(result.iteration_s)} per iteration, {result.tokens_per_s:,.0f} tokens/s, "
         f"MFU {100 * result.mfu:.1f} %, {memory} per GPU"
     )
 

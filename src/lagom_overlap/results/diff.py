@@ -2,11 +2,15 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from lagom_overlap import __version__
 from lagom_overlap.results.base import Result, Row
 from lagom_overlap.results.conclusion import Conclusion
 from lagom_overlap.units import format_seconds
+
+MAX_SETTINGS: Final = 20
+"""Settings that are said of two runs; `--json` has all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +72,10 @@ class DiffResult(Result):
         if len(same) == len(self.times) and not self.settings and not self.where:
             return f"{both}: nothing differs, neither settings nor machine nor {_counted(len(same))}"
         lines = [both]
-        for title, changed in (("set otherwise", self.settings), ("run elsewhere", self.where)):
-            lines += [f"{title}: {len(changed) or 'nothing'}"]
-            lines += [f"  {row.name}: {_said(row.first)} -> {_said(row.second)}" for row in changed]
+        for title, changed in (("settings", self.settings), ("machine and versions", self.where)):
+            lines += [f"{title} that differ: {len(changed) or 'none'}"]
+            lines += [f"  {row.name}: {_said(row.first)} -> {_said(row.second)}" for row in changed[:MAX_SETTINGS]]
+            lines += [f"  and {len(changed) - MAX_SETTINGS} more (--json)"] if len(changed) > MAX_SETTINGS else []
         lines += [f"times of both: {len(self.times) or 'none'}"]
         lines += [f"  {row.words}" for row in self.times if row not in same]
         lines += [f"  {_counted(len(same))} the same"] if same else []

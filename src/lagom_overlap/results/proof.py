@@ -110,8 +110,8 @@ def next_line(decision: ProofDecision, subject: str, command: str, *, flags: str
             return f"lagom run --config {subject} -- {command}"
         case ProofDecision.UNDECIDED:
             needs_steps = is_longest or not flags
-            return f"{again} -- {command}{'   (with more steps)' if needs_steps else ''}"
+            return f"{again} -- {command}{'    # with more steps' if needs_steps else ''}"
         case ProofDecision.NO_DIFFERENCE if flags and not is_longest:
-            return f"{command}   (as it is; closer limits: {again} -- ...)"
+            return f"{command}    # as it is; closer limits: {again} -- ..."
         case _:
-            return f"{command}   (as it is, without {subject})"
+            return f"{command}    # as it is, without {subject}"

@@ -139,11 +139,11 @@ def _next_line(request: AnalyzeRequest, findings: Findings, *, has_groups: bool)
     if findings.hangs:
         return "py-spy dump --pid PID  # on a rank that did not come: where it stands instead"
     if not any(len(rank.trace.events) for rank in findings.ranks):
-        return "lagom run --observe -- torchrun ... train.py  # records what overlaps"
+        return "lagom run --observe -- COMMAND  # records what overlaps"
     if any(rank.trace.is_cpu and rank.trace.calls for rank in findings.ranks):  # the model is of GPUs
-        return "lagom run --online -- torchrun ... train.py  # searches in the job itself"
+        return "lagom run --online -- COMMAND  # searches in the job itself"
     if not has_groups:
-        return "lagom run --observe -- torchrun ... train.py  # which collectives run, and which settings reach them"
+        return "lagom run --observe -- COMMAND  # which collectives run, and which settings reach them"
     return f"lagom tune --from-trace {traces}  # what other settings would gain"
 
 

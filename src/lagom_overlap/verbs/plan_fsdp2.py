@@ -26,7 +26,8 @@ def fsdp2_lines(plan: Plan) -> tuple[str, ...]:
         head = ["The settings stay as they are: no other gains 1 % of this step within the memory"]
     else:
         head = ['apply_fsdp2(model, Path("plan.toml")), behind fully_shard:'] if plan.effects else []
-    return (*head, *map(_line, plan.effects), *(f"{_line(one)}: not advised" for one in plan.not_advised))
+    others = ("tried and not advised:", *map(_line, plan.not_advised)) if plan.not_advised else ()
+    return (*head, *map(_line, plan.effects), *others)
 
 
 def key_notes(job: JobStep, settings: Fsdp2Settings | None) -> Iterator[str]:

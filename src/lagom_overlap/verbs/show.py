@@ -20,6 +20,7 @@ from lagom_overlap.jobfile.spec import MAX_JOB_BYTES
 from lagom_overlap.jobfile.variants import JobVariants
 from lagom_overlap.nccl_plugin import table_layout
 from lagom_overlap.nccl_plugin.table_reader import read_table
+from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.record import read_regular, starts_with
 from lagom_overlap.report.proof import read_proof
 from lagom_overlap.report.tune.words import config_text
@@ -261,9 +262,10 @@ def _plan(path: Path, raw: Mapping[str, Any]) -> ShowResult:
     for name in ("fsdp2", "megatron"):
         said += [f"{name}: {key} = {_short(value)}" for key, value in raw.get(name, {}).items()]
     who = f"for {carrier}" if carrier is not None else "of a graph"
-    return ShowResult(
-        path=path, what=f"a plan {who}", said=tuple(said), next=f"Next: lagom plan JOB --apply {_typed(path)}"
-    )
+    follow = f"lagom plan JOB.toml --apply {_typed(path)}"
+    if carrier is Carrier.FSDP2:
+        follow = f"lagom run --prove {_typed(path)} -- COMMAND"
+    return ShowResult(path=path, what=f"a plan {who}", said=tuple(said), next=f"Next: {follow}")
 
 
 def _short(value: object) -> str:
@@ -349,5 +351,5 @@ def _capture(path: Path) -> ShowResult:
     said += [f"{number} x {kind}, {format_bytes(moved[kind])} in all" for kind, number in kinds.most_common()]
     said += [f"communicator {name}: {len(ranks)} ranks" for name, ranks in step.groups.items()]
     said += [f"note: {note}" for note in step.notes]
-    follow = f"Next: lagom plan {_typed(path)} --cluster NAME"
+    follow = f"Next: lagom plan {_typed(path)} --cluster h100_dgx    # any of lagom list clusters"
     return ShowResult(path=path, what=f"a captured step, {iteration.name!r}", said=tuple(said), next=follow)

@@ -231,7 +231,7 @@ def _notes(request: TuneRequest, run: Run) -> tuple[str, ...]:
     if run.out_of_budget:
         return (*notes, OUT_OF_BUDGET)
     asked, done = request.job.spec.tune.budget.measurements, run.study.num_measurements
-    if asked is None or run.interrupted or done >= asked:
+    if asked is None or run.interrupted or not 1 < done < asked:  # a fixed setting is measured once
         return notes
     return (*notes, ENDED_BY_ITSELF.format(tuner=request.tuner_name, done=done, asked=asked))
 

@@ -148,6 +148,7 @@ def analysis_summary(result: AnalyzeResult) -> RenderableType:
     parts += [Text(f"! {plain(text)}", style="yellow") for text in warnings[:MAX_WARNINGS]]
     if len(warnings) > MAX_WARNINGS:
         parts.append(Text(f"! and {len(warnings) - MAX_WARNINGS} more warnings (--json)", style="yellow"))
+    parts.append(to_type(f"Next: {plain(result.next_line)}"))
     return Group(*parts)
 
 
@@ -193,5 +194,4 @@ def _advice(result: AnalyzeResult) -> list[RenderableType]:
         parts.append(Padding(Text(plain(line), style="cyan"), (0, 0, 0, 3)))
     if len(texts) > MAX_ADVICE:
         parts.append(Text(f"and {len(texts) - MAX_ADVICE} more (--json or --out)", style="dim"))
-    parts.append(to_type(f"Next: {plain(result.next_line)}"))
     return parts

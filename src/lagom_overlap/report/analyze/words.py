@@ -328,10 +328,10 @@ def _predicted(result: AnalyzeResult, held: Advice) -> str:
     """What the model predicts of the same change where that is no gain: the trace alone gives a bound, no more."""
     change, of_all = COPY_ENGINES.change, ""
     if (channels := re.search(r" (\d+) channels?:", held.what)) is not None:
-        change, of_all = AskedChange.channels(int(channels[1])).change, " for all collectives"
+        change, of_all = AskedChange.channels(int(channels[1])).change, " for all calls"
     elif held.rule != "copy_engine_all_gather":
         return ""
     answer = next((answer for answer in result.what_ifs if answer.change == change), None)
     if answer is None or answer.verdict is GainEstimate.GAIN:
         return ""
-    return f"; predicted{of_all}: {format_percent(answer.share, signed=True)} of the step"
+    return f"; predicted{of_all}: {format_percent(answer.share, signed=True)}"
