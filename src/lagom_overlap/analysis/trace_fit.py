@@ -41,8 +41,8 @@ _TOLERANCE: Final = 1e-4
 """A fit ends where its squares fall by less than this share; traces are not known to five digits."""
 _PART_WEIGHT: Final = 0.5
 """Of a collective or a class of kernels, next to 1 of the makespan that they make up. Chosen, not measured."""
-_MOST_SCALE: Final = 10.0
-"""Bounds of a factor: of what it scales a tenth to ten times."""
+_MOST_SCALE: Final = 100.0
+"""Bounds of a factor: where the model has next to no slowdown, a small one is many times as much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
