@@ -204,8 +204,8 @@ def _notes(fit: TraceFit, findings: Findings, errors: FitErrors) -> tuple[str, .
     ]
     if fit.unidentified:
         notes.append(
-            f"The trace does not determine {', '.join(fit.unidentified)} each by itself: what they do together is fitted, "
-            "to the settings that ran."
+            f"The trace does not determine {', '.join(fit.unidentified)} each by itself: what they do together is "
+            "fitted, to the settings that ran."
         )
     if estimated:
         notes.append(f"{estimated} kernels never ran alone: the model estimates their time without collectives.")
