@@ -57,6 +57,46 @@ def test_ranks_that_call_different_operations_or_sizes_are_named():
     assert str(hang).startswith("ranks give all_reduce different sizes: 2 MiB on ranks 0, 2-3, 1 MiB on rank 1")
 
 
+def p2p(rank: int, words: str, size: int = MIB, state: str = "started") -> dict[str, object]:
+    """A dump of a rank of a pipeline whose group is ranks 4 to 7, as PyTorch writes sends and receives."""
+    entry = {
+        "record_id": 0, "pg_id": 1, "process_group": ["1", "pp"], "collective_seq_id": 3, "p2p_seq_id": 9, "op_id": 9,
+        "profiling_name": f"nccl:{words}", "time_created_ns": 10**15, "duration_ms": None, "input_sizes": [[size // 4]],
+        "input_dtypes": ["Float"], "output_sizes": [[size // 4]], "output_dtypes": ["Float"], "state": state,
+        "time_discovered_started_ns": 10**15 + 100, "time_discovered_completed_ns": None, "retired": False,
+        "timeout_ms": 600000, "is_p2p": True, "frames": [],
+    }  # fmt: skip
+    times = {"time_discovered_completed_ns": 10**15 + 900, "state": "completed", "retired": True}
+    ended = entry | times | {"profiling_name": "nccl:all_reduce", "is_p2p": False, "collective_seq_id": 2}
+    groups = {"1": {"name": "1", "desc": "pp", "ranks": "[4, 5, 6, 7]"}}
+    return {"version": "2.10", "pg_config": groups, "rank": rank, "entries": [ended, entry] if words else [ended]}
+
+
+@pytest.mark.parametrize(
+    ("dumps", "told"),
+    [
+        ([p2p(4, ""), p2p(5, "recv 1<-0")], ["rank 5 receives 1 MiB from rank 4, which sends nothing to it"]),
+        ([p2p(4, "send 0->1"), p2p(5, "")], ["rank 4 sends 1 MiB to rank 5, which receives nothing from it"]),
+        (
+            [p2p(4, "send 0->1"), p2p(5, "recv 1<-0", size=2 * MIB)],
+            ["rank 4 sends 1 MiB, rank 5 receives 2 MiB"],
+        ),
+        (
+            [p2p(4, "send 0->1"), p2p(5, "recv 1<-0")],
+            ["send of 1 MiB from rank 4 to rank 5: started and not ended on both"],
+        ),
+        ([p2p(5, "recv 1<-0")], ["rank 5 receives 1 MiB from rank 4: started and not ended; no dump of rank 4"]),
+        ([p2p(4, ""), p2p(5, "recv 1<-0", state="scheduled")], []),  # as every call of a batch
+    ],
+)
+def test_a_pair_of_a_pipeline_that_waits_is_named(tmp_path, dumps, told):
+    for number, dump in enumerate(dumps):
+        (tmp_path / f"nccl_trace_rank_{number}").write_bytes(pickle.dumps(dump))
+    found = hangs_of(read_traces([tmp_path]))
+    assert [hang.cause for hang in found] == told
+    assert all(str(hang).endswith("(number 3 on pp)") for hang in found)
+
+
 def test_sizes_that_may_differ_or_did_no_harm_are_not_blamed():
     """Of a scatter one rank gives all: the recorder has its size alone. And what ended is not what a job hangs in."""
     scatters = [replace(call(4, size=size), op="scatter", kind=None) for size in (MIB, 0)]

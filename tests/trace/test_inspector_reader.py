@@ -73,6 +73,9 @@ def test_calls_that_the_inspector_lost_are_counted(tmp_path):
     path.write_text("\n".join([stats(400), *(line(0, n) for n in range(4)), stats(960)]))
     (trace,) = read_traces([path])
     assert any("lost 960 calls of 964: 964 ran, 4 are here" in text for text in trace.warnings)
+    path.write_text(stats(960))
+    with pytest.raises(TraceError, match="no call in it; the inspector lost all 960 that ran"):
+        read_traces([path])
     path.write_text("\n".join([stats(0), line(0, 1)]))
     assert len(read_traces([path])[0].warnings) == 1
 

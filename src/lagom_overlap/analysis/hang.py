@@ -4,6 +4,10 @@ The calls of a process group are numbered, and each rank must issue the same one
 which a group's dumps disagree, or that never ended, is where the job stands: what comes later waits for it. Of groups
 that all wait, the one whose call differs between ranks or that a rank never issued comes first: the others are more
 likely to wait for that one.
+
+Sends and receives are numbered by each rank for itself. A pair of ranks stands where one of them is in such a call
+(started and not ended) and the other is in none towards it, or gives another size. What is sent in a batch is never
+started by itself and tells nothing here.
 """
 
 from collections import defaultdict
@@ -52,9 +56,53 @@ def hangs_of(traces: Sequence[GpuTrace]) -> tuple[Hang, ...]:
                 rank = at if trace.rank is None else trace.rank
                 groups[call.communicator, call.ranks][rank][call.sequence] = call
     given = {trace.rank for trace in traces if trace.rank is not None}
-    hangs = [hang for group, ranks in groups.items() if (hang := _first_of(group, ranks, given)) is not None]
-    hangs.sort(key=lambda hang: not hang.rank_is_at_fault)
-    return tuple(hangs)
+    found = [hang for group, ranks in groups.items() if (hang := _first_of(group, ranks, given)) is not None]
+    found += _pairs_that_stand(traces, given)
+    found.sort(key=lambda hang: not hang.rank_is_at_fault)
+    return tuple(found)
+
+
+def _pairs_that_stand(traces: Sequence[GpuTrace], given: set[int]) -> list[Hang]:
+    """One for each pair of ranks of which one is in a send or a receive that never ended."""
+    under_way: dict[tuple[str, tuple[int, int]], dict[int, CommCall]] = defaultdict(dict)
+    for trace in traces:
+        for call in trace.calls:
+            stands = call.is_started is True and not call.is_finished
+            if stands and call.pair is not None and trace.rank is not None and trace.rank in call.pair:
+                under_way[call.communicator, call.pair].setdefault(trace.rank, call)
+    return [
+        Hang(
+            communicator=communicator,
+            sequence=next(iter(calls.values())).sequence or 0,
+            cause=_standing(pair, calls, given),
+            rank_is_at_fault=_is_at_fault(pair, calls, given),
+        )
+        for (communicator, pair), calls in under_way.items()
+    ]
+
+
+def _is_at_fault(pair: tuple[int, int], calls: dict[int, CommCall], given: set[int]) -> bool:
+    if len(calls) == len(set(pair)):
+        return len({call.num_bytes for call in calls.values()}) > 1
+    return given.issuperset(pair)
+
+
+def _standing(pair: tuple[int, int], calls: dict[int, CommCall], given: set[int]) -> str:
+    """What a pair waits for, in words."""
+    sender, receiver = pair
+    sizes = {rank: format_bytes(call.num_bytes) for rank, call in calls.items()}
+    if len(calls) == len(set(pair)):
+        if len({call.num_bytes for call in calls.values()}) > 1:
+            return f"rank {sender} sends {sizes[sender]}, rank {receiver} receives {sizes[receiver]}"
+        return f"send of {sizes[sender]} from rank {sender} to rank {receiver}: started and not ended on both"
+    (rank,) = calls
+    does, other = (
+        (f"sends {sizes[rank]} to", "receives") if rank == sender else (f"receives {sizes[rank]} from", "sends")
+    )
+    peer = receiver if rank == sender else sender
+    if peer not in given:
+        return f"rank {rank} {does} rank {peer}: started and not ended; no dump of rank {peer}"
+    return f"rank {rank} {does} rank {peer}, which {other} nothing {'from' if rank == sender else 'to'} it"
 
 
 def _first_of(group: _Group, ranks: dict[int, dict[int, CommCall]], given: set[int]) -> Hang | None:

@@ -37,12 +37,14 @@ MAX_GROUPS: Final = 6
 """A fit looks at this many groups, longest share of a step first. Chosen, not measured."""
 MAX_KERNELS: Final = 4000
 """Kernels that a fit simulates again and again, the heaviest group's and the next ones': for seconds, not minutes."""
+_MAX_STEPS: Final = 10
+"""A fit wanders along what the trace does not determine: the example is 2.6 % off after 10 steps, 2.4 % at the end."""
 _TOLERANCE: Final = 1e-4
 """A fit ends where its squares fall by less than this share; traces are not known to five digits."""
 _PART_WEIGHT: Final = 0.5
 """Of a collective or a class of kernels, next to 1 of the makespan that they make up. Chosen, not measured."""
-_MOST_SCALE: Final = 10.0
-"""Bounds of a factor: of what it scales a tenth to ten times."""
+_MOST_SCALE: Final = 100.0
+"""Bounds of a factor: where the model has next to no slowdown, a small one is many times as much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +193,7 @@ def _fitted(traced: Sequence[TracedGroup], model: ContentionModel) -> tuple[Fitt
             for left in _residuals(held, _slowed(held, tried, made), found, default)
         ]
 
-    return fit_constants(residuals, constants, tolerance=_TOLERANCE)
+    return fit_constants(residuals, constants, tolerance=_TOLERANCE, max_steps=_MAX_STEPS)
 
 
 def _heaviest(traced: Sequence[TracedGroup]) -> list[TracedGroup]:

@@ -78,12 +78,16 @@ class Fit:
 
 
 def fit_constants(
-    residuals: Callable[[Sequence[float]], Sequence[float]], constants: Sequence[Constant], *, tolerance: float = 1e-8
+    residuals: Callable[[Sequence[float]], Sequence[float]],
+    constants: Sequence[Constant],
+    *,
+    tolerance: float = 1e-8,
+    max_steps: int | None = None,
 ) -> tuple[FittedConstant, ...]:
     """The constants that make the residuals small, in the order given; `residuals` takes their values.
 
     Residuals are dimensionless, logarithms of predicted over measured as a rule. The search ends where they, or the
-    constants, change by less than `tolerance`.
+    constants, change by less than `tolerance`, or after `max_steps` steps.
     """
     # Not at the top: a third of a second of every verb that can show a fit, and few make one.
     from scipy.optimize import least_squares  # noqa: PLC0415
@@ -111,6 +115,7 @@ def fit_constants(
         x_scale="jac",
         ftol=tolerance,
         xtol=tolerance,
+        max_nfev=max_steps,
     ).x
     errors = _errors(_jacobian(left, found, low, high), left(found))
     bounded = (found - low < _STEP) | (high - found < _STEP)

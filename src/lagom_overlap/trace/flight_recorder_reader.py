@@ -31,6 +31,7 @@ from lagom_overlap.trace.inspector_reader import NO_TIMELINE
 from lagom_overlap.trace.names import GLOO_PREFIX, dtype_bytes, kind_of, op_of, reach_of_kind, whole_bytes
 from lagom_overlap.units import GIB, format_bytes
 
+_PEERS: Final = re.compile(r"(send|recv) (\d{1,8})(?:->|<-)(\d{1,8})")
 _MAX_FLIGHT: Final = 1 * GIB
 _RANK_IN_NAME: Final = re.compile(r"(?<!nccl)(?<!\d)(\d+)(?:\.json)?(?:\.gz)?$")
 """A dump named after PyTorch's engine (`nccl2.json`) says nothing of a rank."""
@@ -219,7 +220,19 @@ def _flight_call(entry: _FlightEntry, groups: dict[str, _FlightGroup], recorder:
         is_started=is_started,
         is_finished=is_finished,
         is_followed=is_followed,
+        pair=_pair(words, ranks),
     )
+
+
+def _pair(words: str, ranks: tuple[int, ...]) -> tuple[int, int] | None:
+    """The ranks that `send 0->1` or `recv 1<-0` goes from and to; the words number them within the group."""
+    found = _PEERS.search(words)
+    if found is None:
+        return None
+    own, peer = int(found[2]), int(found[3])
+    if max(own, peer) < len(ranks):
+        own, peer = ranks[own], ranks[peer]
+    return (own, peer) if found[1] == "send" else (peer, own)
 
 
 def read_flight_recorder(stream: ByteStream, prefix: bytes) -> tuple[GpuTrace, ...]:

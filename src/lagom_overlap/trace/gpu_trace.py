@@ -143,6 +143,7 @@ class CommCall:
     NCCL's words where the file has them. A call that is not `is_finished` is in no sum: its
     duration is not known. Of one that is not `is_followed` nobody saw the end: it counts as finished unless another
     rank never called it. `is_started` is None where the recorder does not tell.
+    `pair` are the ranks that a send or a receive goes from and to, where they are known.
     """
 
     event: int
@@ -163,6 +164,7 @@ class CommCall:
     is_started: bool | None = True
     is_finished: bool = True
     is_followed: bool = True
+    pair: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

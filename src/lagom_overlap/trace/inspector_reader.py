@@ -5,7 +5,7 @@ One object per line (NCCL plugins/profiler/inspector): `header` {id, rank, n_ran
 or `p2p_perf` with the same fields and `p2p_peer`, or `dump_stats`, which counts what was lost.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import msgspec
@@ -127,8 +127,7 @@ def _call(header: _InspectorHeader, perf: _InspectorPerf | _InspectorP2p) -> Com
 
 def _losses(stats: dict[tuple[int, str], _InspectorStats], calls: dict[int, list[CommCall]], rank: int) -> list[str]:
     """A line where the inspector lost calls of a rank: it counts all so far, so a communicator's last count tells."""
-    own = [stat for (of_rank, _), stat in stats.items() if of_rank == rank]
-    lost = sum(max(0, to_int(stat.coll_dropped_total)) + max(0, to_int(stat.p2p_dropped_total)) for stat in own)
+    lost = _num_lost([found for (of_rank, _), found in stats.items() if of_rank == rank])
     if not lost:
         return []
     kept = len(calls.get(rank, []))
@@ -136,6 +135,11 @@ def _losses(stats: dict[tuple[int, str], _InspectorStats], calls: dict[int, list
         f"the inspector lost {lost} calls of {kept + lost}: {kept + lost} ran, {kept} are here; sums and counts are of "
         "these, medians and bandwidths may still hold"
     ]
+
+
+def _num_lost(stats: Iterable[_InspectorStats]) -> int:
+    """Calls that the inspector says it lost, by the last count of each communicator."""
+    return sum(max(0, to_int(found.coll_dropped_total)) + max(0, to_int(found.p2p_dropped_total)) for found in stats)
 
 
 def read_inspector(stream: ByteStream, prefix: bytes) -> tuple[GpuTrace, ...]:
@@ -167,9 +171,14 @@ def read_inspector(stream: ByteStream, prefix: bytes) -> tuple[GpuTrace, ...]:
     if broken is not None:
         warnings.append(f"the line at byte {broken[0]} is broken and was left out: the file may have been cut")
     if not calls:
-        raise TraceError(
-            f"{stream.name}: no call in it; NCCL Inspector writes header and coll_perf or p2p_perf on each line"
+        lost = _num_lost(stats.values())
+        why = (
+            f"the inspector lost all {lost} that ran; a smaller NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS may "
+            "lose less"
+            if lost
+            else "NCCL Inspector writes header and coll_perf or p2p_perf on each line"
         )
+        raise TraceError(f"{stream.name}: no call in it; {why}")
     return tuple(
         GpuTrace(
             file=stream.name,

@@ -205,7 +205,10 @@ def _notes(fit: TraceFit, findings: Findings, errors: FitErrors) -> tuple[str, .
     if _is_emulated(findings):
         notes[0] += " The trace is of emulated GPUs, whose times are a cost model's, too."
     if fit.unidentified:
-        notes.append(f"The trace does not determine {', '.join(fit.unidentified)}: they stay near the preset's values.")
+        notes.append(
+            f"The trace does not determine {', '.join(fit.unidentified)} each by itself: what they do together is "
+            "fitted, to the settings that ran."
+        )
     if estimated:
         notes.append(f"{estimated} kernels never ran alone: the model estimates their time without collectives.")
     return (*notes, *job.left_out)
