@@ -112,7 +112,8 @@ PAIRS = (
     _megatron("parameters", "--overlap-param-gather", GRADIENTS, BOTH, cluster="a40_pcie"),
     _megatron("gradients_h100", "--overlap-grad-reduce", NONE, GRADIENTS, cluster="h100_dgx"),
     _megatron("parameters_h100", "--overlap-param-gather", GRADIENTS, BOTH, cluster="h100_dgx"),
-    _megatron("chunks", "2 model chunks a stage", PLAIN, CHUNKS, cluster="h100_dgx", pipeline=2),
+    _megatron("chunks_h100", "2 model chunks a stage", PLAIN, CHUNKS, cluster="h100_dgx", pipeline=2),
+    _megatron("chunks", "2 model chunks a stage", PLAIN, CHUNKS, cluster="a40_nvlink", pipeline=2),
 )
 
 

@@ -40,9 +40,9 @@ def size_text(result: EmulateResult) -> str:
     """What ran, and what that cost here."""
     hosts = f"{result.num_hosts} hosts of " if result.num_hosts > 1 else ""
     started = "" if result.num_started == result.num_ranks else f" ({result.num_started} started)"
-    ranks = f"{result.num_ranks} rank{'' if result.num_ranks == 1 else 's'}{started}"
+    ranks = "1 rank" if result.num_ranks == 1 else f"{result.num_ranks} ranks"
     return (
-        f"{ranks} on {hosts}emulated {result.cluster}, {result.num_operations} operations "
+        f"{ranks}{started} on {hosts}emulated {result.cluster}, {result.num_operations} operations "
         f"in {result.wall_s:.0f} s of real time"
     )
 
