@@ -188,7 +188,7 @@ def test_variants_that_have_the_keys_of_a_ranking_are_shown_as_variants(
     sets = [word for said in words for word in ("--set", said)]
     assert main(["simulate", str(job), "--out", str(tmp_path / "run"), *sets]) == 0
     shown = capsys.readouterr().out
-    assert ", global_batch = 16: " in shown.splitlines()[2]
+    assert ", global_batch = 16: " in " ".join(shown.split())
     assert shown.count("framework = ") == 9, "eight variants and the headline"
 
 
