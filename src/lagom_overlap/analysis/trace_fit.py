@@ -26,7 +26,9 @@ from lagom_overlap.sim import GroupSimulator
 MAX_GROUPS: Final = 6
 """A fit looks at this many groups, longest share of a step first. Chosen, not measured."""
 _COMM_WEIGHT: Final = 0.5
+"""Of a collective's own time against a makespan, which counts for what tuning changes. Chosen."""
 _LEAST_AMPLIFICATION: Final = 0.05
+"""Contention that is fitted never vanishes: at 0 its logarithm would have no derivative."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

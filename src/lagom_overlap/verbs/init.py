@@ -340,7 +340,7 @@ def _job_text(
     seen = moved({"model": {"name": name}}, Path(), request.out.parent)["model"]["name"]
     quoted = {key: tomli_w.dumps({key: value}).strip() for key, value in parallel.items()}
     comments = {
-        "fsdp": "fully sharded data parallelism over so many GPUs; or data, tensor, pipeline, context, expert",
+        "fsdp": "fully sharded data parallelism over this many GPUs; or data, tensor, pipeline, context, expert",
         "framework": "fsdp2, ddp, torchtitan, megatron, ... (lagom list frameworks)",
         "recompute": "none, selective, full: without it this does not fit",
     }

@@ -49,6 +49,7 @@ _LOOPED: Final = ("expert_up", "expert_down")
 _EAGER: Final = ("expert_bias", "expert_act_clamp", "expert_act_d_clamp")
 """What Megatron-LM leaves to PyTorch's operators: expert biases and clamps."""
 _NVFP4_KERNELS: Final = 3
+"""Greatest element, scales and cast are kernels of their own."""
 _TURN_BYTES: Final = 2
 """Per FP8 element of a copy by columns."""
 
