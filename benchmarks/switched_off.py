@@ -24,9 +24,7 @@ from lagom_overlap.workload.step.traffic import Casts, Mixture, Traffic
 
 NEUTRAL: Final[Mapping[str, tuple[type, Any]]] = {
     "keeps_weights": (Casts, False),
-    "maximum": (Casts, 0),
     "by_columns": (Casts, 0),
-    "current_expert": (Casts, 0),
     "fuses_latent": (Traffic, True),
     "scaled_rotary": (Traffic, None),
     "repeats_keys": (Traffic, False),

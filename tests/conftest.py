@@ -1,6 +1,7 @@
 """What holds for every test: nothing depends on how fast the machine is, or on who started the tests."""
 
 import gc
+import os
 import signal
 from collections.abc import Generator
 from pathlib import Path
@@ -86,3 +87,13 @@ def _shared_by(item: pytest.Item) -> str:
     fixtures = getattr(item, "_fixtureinfo").name2fixturedefs  # noqa: B009 - pytest has no public name for it
     shared = (made[-1] for made in fixtures.values() if made[-1].scope in ("module", "session") and made[-1].baseid)
     return min((f"{fixture.baseid}:{fixture.argname}" for fixture in shared), default="")
+
+
+@pytest.fixture(scope="session")
+def shared_traces() -> Path:
+    """Real traces recorded by others; see the data folder's README."""
+    named = os.environ.get("LAGOM_SHARED_DATA")
+    base = Path(named) if named else Path(__file__).parents[2] / "shared" / "data"
+    if not (base / "traces").is_dir():
+        pytest.skip("real traces are not here: set LAGOM_SHARED_DATA to the folder that holds traces/")
+    return base / "traces"

@@ -25,7 +25,6 @@ A800_PCIE = Link(kind=LinkKind.PCIE, bytes_per_s=20e9, hop_s=2e-6)
 A800_NETWORK = Link(kind=LinkKind.NETWORK, bytes_per_s=90e9, hop_s=5e-6)
 FP32_COMPUTATION = 1384.5 / 290.3
 """The paper's own computations of (D2, T4, P1): FP32 over FP16."""
-FP32_BYTES = 2.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import os
 from collections import Counter
 from pathlib import Path
 
@@ -16,15 +15,6 @@ from lagom_overlap.workload import Phase
 
 OURS = Path(__file__).parents[1] / "data" / "zero_step_gloo_trace.json.gz"
 FLOAT_MATRIX = {"Input Dims": [[4, 8], [8, 2]], "Input type": ["float", "float"]}
-
-
-@pytest.fixture
-def real_traces() -> Path:
-    named = os.environ.get("LAGOM_SHARED_DATA")
-    base = Path(named) if named else Path(__file__).parents[3] / "shared" / "data"
-    if not (base / "traces").is_dir():
-        pytest.skip("real traces are not here: set LAGOM_SHARED_DATA to the folder that holds traces/")
-    return base / "traces"
 
 
 def event(name, start, length, *, cat="cpu_op", tid=1, **args):
@@ -180,9 +170,9 @@ def test_a_recorded_run_of_ours_holds_its_three_steps():
     assert sum(held.seconds for held in found.collectives) == pytest.approx(runs * 1e-6)
 
 
-def test_the_kernels_of_a_real_trace_are_joined_as_an_independent_count_says(real_traces):
+def test_the_kernels_of_a_real_trace_are_joined_as_an_independent_count_says(shared_traces):
     """ResNet-50 on two A100: 53 convolutions, forward and backward, in each of three steps."""
-    path = real_traces / "hta" / "nccl_data.json.gz"
+    path = shared_traces / "hta" / "nccl_data.json.gz"
     found = read_operators(path, ["aten.convolution", "aten.convolution_backward"])
     assert Counter((held.kernel, held.phase) for held in found.operators) == {
         ("aten.convolution", Phase.FORWARD): 159,

@@ -16,8 +16,6 @@ from lagom_overlap.tuners.sequential import (
     scales,
 )
 
-NO_SAME = np.empty((1, 0))
-
 
 def test_the_wealth_is_a_fair_game_whatever_the_sizes_are() -> None:
     """Every sign of every pair equally likely: the mean of W over all of them is 1, with wild sizes, too."""

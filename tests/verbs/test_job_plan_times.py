@@ -1,7 +1,6 @@
 """Where `lagom plan` takes times from: a trace, the ranks, the model; what is said of it, and what is refused."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -200,12 +199,8 @@ def test_what_the_trace_lacks_takes_the_scaled_model_and_is_named():
     assert "The trace lacks aten.mm (1), aten.erf (1): the model's times, scaled (" in found.notes[1]
 
 
-def test_a_real_trace_without_shapes_is_matched_by_order_alone_and_says_so():
+def test_a_real_trace_without_shapes_is_matched_by_order_alone_and_says_so(shared_traces):
     """ResNet-50 with DDP on two A100, recorded by others: 53 convolutions in each of three steps, five all-reduces."""
-    named = os.environ.get("LAGOM_SHARED_DATA")
-    folder = (Path(named) if named else ROOT.parent / "shared" / "data") / "traces"
-    if not folder.is_dir():
-        pytest.skip("real traces are not here: set LAGOM_SHARED_DATA to the folder that holds traces/")
     sizes = (8196000, 31502336, 26255360, 26550272, 9724160)
     ops = [
         CompOp(name=f"conv_{n}", work=Gemm(512, 512, 512), origin=Origin(kernel="aten.convolution")) for n in range(53)
@@ -214,7 +209,7 @@ def test_a_real_trace_without_shapes_is_matched_by_order_alone_and_says_so():
         CommOp(name=f"ar_{n}", collective=Collective(CollectiveKind.ALL_REDUCE, num_bytes, 2))
         for n, num_bytes in enumerate(sizes)
     ]
-    found = from_trace(folder / "hta" / "nccl_data.json.gz", Iteration("resnet", (*ops, *reduces)), ByWork())
+    found = from_trace(shared_traces / "hta" / "nccl_data.json.gz", Iteration("resnet", (*ops, *reduces)), ByWork())
     assert (found.json.num_steps, found.json.is_gpu, found.json.num_in_order) == (3, True, 58)
     assert found.json.computations.share_of_time == found.json.collectives.share_of_time == 1
     assert "The trace has no shapes (record_shapes=True)" in found.notes[1]

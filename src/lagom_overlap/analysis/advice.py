@@ -37,8 +37,11 @@ _SMALL: Final = 1 * MIB
 _SHARDED: Final = frozenset({CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER})
 """What sharded data parallelism alternates."""
 _MAX_NODE_RANKS: Final = 8
+"""A communicator of more ranks may leave the machine, which copy engines cannot."""
 _HOST_SHARE: Final = 0.10
+"""Of the span. From here on the CPU is called what limits the job; below it, nothing is said. Chosen."""
 _WAIT_SHARE: Final = 0.30
+"""Of the time in matched collectives. Ranks of a healthy job wait for each other, too. Chosen."""
 _WORTH: Final = 0.02
 """Less exposed communication than this part of a step is not worth a search."""
 _STALL_NS: Final = 1_000_000

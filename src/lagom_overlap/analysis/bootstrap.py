@@ -15,8 +15,11 @@ from lagom_overlap.analysis.uniform import Uniform
 from lagom_overlap.trace.gpu_trace import Floats, Int64
 
 NUM_RESAMPLES: Final = 300
+"""Enough for the ends of a 95 % interval to be stable to a tenth of its length. Bounds the computation."""
 _MAX_SAMPLE: Final = 256
+"""Runs of a kernel that are drawn from: more of them hardly narrow a median's interval. Bounds the computation."""
 _MAX_CELLS: Final = 2000
+"""Kernels whose resamples are drawn: those with the most weight. Bounds the computation."""
 _MAX_DRAWS: Final = 2**17
 """Draws that are held in memory at once."""
 _CONFIDENCE: Final = (2.5, 97.5)

@@ -18,6 +18,7 @@ from lagom_overlap.collective.size_class import LEAST_BYTES
 from lagom_overlap.trace.gpu_trace import UNKNOWN, CommCall, GpuTrace
 
 _MAJORITY: Final = 0.5
+"""Of a window's steps that must agree on the order of calls: otherwise no order is the step's."""
 
 Role = tuple[str, int]
 """A communicator's name and number of ranks: what it has in common with its like on other ranks."""

@@ -50,6 +50,7 @@ PLAUSIBLE: Final = 4.0
 MAX_SPREAD: Final = 2.0
 """How much the runs alone of a kernel whose shapes are unknown may differ and still be one problem."""
 _RESOLUTION_NS: Final = 2000
+"""Durations that differ by less are the same to a profiler, whose own work varies as much. Chosen."""
 TOP_KERNELS: Final = 50
 """Kernels that are told one by one."""
 

@@ -34,6 +34,7 @@ from lagom_overlap.units import format_percent, format_seconds
 _JUMP_NS: Final = 10 * NS_PER_S
 _JUMP_RATIO: Final = 10
 _MAX_NAMES: Final = 3
+"""Names in a sentence; the others are counted."""
 _TORN: Final = 0.1
 """A step that misses this share of its launches is no step."""
 _SHOWN: Final = 0.02

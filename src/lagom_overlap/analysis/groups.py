@@ -32,6 +32,7 @@ from lagom_overlap.trace.gpu_trace import NO_TIME, NS_PER_S, UNKNOWN, Bools, Eve
 NEAR_NS: Final = 20_000
 """A kernel that begins this soon after a collective's end followed it at once."""
 _MAJORITY: Final = 0.5
+"""Of the steps, which vote."""
 
 
 class BoundBy(StrEnum):

@@ -35,6 +35,7 @@ from lagom_overlap.units import format_seconds
 from lagom_overlap.workload import CommOp, CompOp, Kernel, OverlapGroup
 
 _LEAST_GAP_NS: Final = 1000
+"""A shorter gap between kernels is what a launch itself leaves, not a wait."""
 _DIGITS: Final = 3
 """Significant digits of a time: equal kernels stay equal, which the simulator is quick at."""
 

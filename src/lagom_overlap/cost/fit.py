@@ -19,9 +19,12 @@ IDENTIFIED: Final = 0.3
 _SOFT_LIMIT: Final = 0.1
 """Residual from which the fit counts linearly instead of squared: disturbed runs do not pull it."""
 _PULL: Final = 3e-3
+"""Of the pull towards a constant's start, against a residual's 1: decides only what measurements leave open."""
 _SINGULAR: Final = 1e-6
 _PART: Final = 0.01
+"""Of a constant's direction that may be unknown, before the constant counts as not identified."""
 _STEP: Final = 1e-4
+"""Of the logarithms, for derivatives by differences and for "at the bound"."""
 
 Floats = NDArray[np.float64]
 

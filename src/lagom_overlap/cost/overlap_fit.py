@@ -32,8 +32,11 @@ _COMM_WEIGHT: Final = 0.3
 _SPAN: Final = 1000.0
 """How many times larger or smaller than its start a constant may become."""
 _SCALING_STEPS: Final = 12
+"""Iterations of the scale: where times follow it, the damping leaves 1e-6 of the first error."""
 _DAMPING: Final = 0.7
+"""A whole step would swing between too slow and too fast where the overlap feeds back."""
 _MAX_SCALE: Final = 30.0
+"""Off by more than this the constants are of another machine."""
 _LATENCY_POWER: Final = 0.5
 """How a slice's wait grows with the machine's state: measured, see `scaled`."""
 _LEAST_S: Final = 1e-9

@@ -16,7 +16,9 @@ from lagom_overlap.workload.parallel.eager_memory import NUM_JOBS, WORST_ALLOCAT
 from lagom_overlap.workload.step.rules import Sharding
 
 _MOST_SHOWN: Final = 3
+"""Single changes that are named where none is enough."""
 _MOST_TOGETHER: Final = 4
+"""Changes that are combined before a job is said not to fit."""
 _MOST_STAGE: Final = {Sharding.BUCKETS: 1, Sharding.LAYERWISE: 3, Sharding.FSDP2: 3}
 """The furthest ZeRO stage of frameworks that share parameters out that way."""
 

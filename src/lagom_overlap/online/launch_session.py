@@ -262,7 +262,7 @@ class Tuning:
 
     @staticmethod
     def why_void() -> str:
-        """Nothing: what is not set, is told by the number of settings."""
+        """Empty: where nothing is set, the number of settings beside the times is 0."""
         return ""
 
     def conclusion(self) -> Conclusion:

@@ -16,6 +16,7 @@ MS_PER_S = 1e3
 END_WAIT_S: Final = 10.0
 """The longest that the end of a job waits for its last steps on the device, which may never end. Chosen."""
 _LOOK_AGAIN_S: Final = 0.01
+"""The GPU is behind the host by milliseconds; a look costs microseconds."""
 
 
 class StepClock(Protocol):

@@ -1,12 +1,16 @@
 """Which of many layouts take the shortest iteration, with few of them simulated.
 
 Every layout has a lower bound: its computations at the rate of the largest matrices, in as few turns as its pipeline
-allows. A simulation costs a hundred times as much. What it takes over its bound teaches what to expect of others: of
-the same kind (all features alike), the least ratio that was simulated; of a kind that is not known, the least ratio
-with any one of its features, where enough layouts with it were simulated, of the feature of which that is most. Kinds
-of the families that are best so far are tried whatever their features did elsewhere. The layout with the shortest
-expected iteration is simulated next, until none is expected below the best ones known, or after as many simulations as
-the search was given.
+allows. A simulation costs a hundred times as much. The ratio of a simulated iteration to its bound says what to expect
+of other layouts:
+
+- Layouts of one kind have all features alike: the least ratio that was simulated of the kind counts.
+- Of a kind without a simulation, each feature counts that `ENOUGH` simulated layouts have: its least ratio. The
+  largest of these ratios is taken, because the slowest feature decides.
+- Kinds in the families of the `BEST` layouts so far are tried whatever their features did elsewhere.
+
+The layout with the shortest expected iteration is simulated next, until none is expected below the best ones known, or
+after as many simulations as the search was given.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -19,14 +23,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 ENOUGH: Final = 6
-"""Simulated layouts with a feature, before what they take over their bounds is held against others that have it."""
+"""Simulated layouts with a feature before its ratio counts for others that have it. Chosen: fewer may all be odd."""
 
 BEST: Final = 5
-"""Iterations whose families are looked at whole."""
+"""Layouts, the fastest so far, whose families are simulated whatever was expected of them. Chosen."""
 
 
 class LayoutCandidate(Protocol):
-    """A layout that may be simulated: its features, as many of each, and what its iteration takes at least (s)."""
+    """A layout that may be simulated; all of a search have equally many features."""
 
     @property
     def features(self) -> tuple[Hashable, ...]:

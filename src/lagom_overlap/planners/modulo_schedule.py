@@ -29,6 +29,7 @@ _NEAR: Final = 1.002
 _GOOD_TURN: Final = 1.01
 """Within this of the bound, microbatches in turn are taken without looking further."""
 _TURN_PROBE_S: Final = 1.0
+"""For one interval of the pipeline's turn. Chosen."""
 _GRAIN: Final = 0.1
 """Operators are chained up to this share of the fullest resource's time: a microbatch gets in between longer ones."""
 

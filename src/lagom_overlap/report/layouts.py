@@ -116,6 +116,7 @@ MAX_ROWS: Final = 10
 """Rows of a ranking in the table, and the frontier's behind them; all are in the page and in --json."""
 MAX_VARIANTS: Final = 40
 _MAX_FRONTIER: Final = 5
+"""Further rows that are as fast as anything of their memory."""
 _MAX_REFUSED: Final = 5
 
 

@@ -254,6 +254,7 @@ def _execution(run: PlanExecution) -> list[RenderableType]:
 MAX_SPANS: Final = 2600
 """Spans that are drawn in all timelines of a page, 140 bytes each: the page is to be half a megabyte at most."""
 MAX_DECISIONS: Final = 200
+"""Rows of the page's tables, here and below; plan.toml has all."""
 MAX_PATH_PARTS: Final = 60
 
 

@@ -28,6 +28,7 @@ from lagom_overlap.units import KIB, MIB, format_bytes
 NEARLY_US: Final = 0.9 * 2**53 / 1000
 """Microseconds below which a float64 holds nanoseconds exactly, with some room."""
 _SAMPLE: Final = 16
+"""One event of so many is looked at: a file has times of one kind."""
 _BLOCK: Final = 256 * KIB
 _MAX_HEADER: Final = 64 * MIB
 _MAX_BUFFER: Final = 64 * MIB

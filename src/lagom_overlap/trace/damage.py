@@ -27,9 +27,11 @@ from lagom_overlap.units import format_seconds
 _JUMP_NS: Final = 10 * NS_PER_S
 """No training step waits as long for anything."""
 _JUMP_RATIO: Final = 10
+"""The gap must also be so many times as long as all the rest."""
 _MOST_STRAYS: Final = 0.05
 """Of more events than this share, apart from the others in time, either part may be the right one: a clock jumped."""
 _FEW: Final = 8
+"""Fewer are taken for damage even in a short trace, of which they are a larger share."""
 _MOST_OVER: Final = 0.2
 """Where more kernels than this share end after later ones, what is called a stream does not run one after the other."""
 _DAY_NS: Final = 86_400 * NS_PER_S

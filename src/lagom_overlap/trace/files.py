@@ -27,9 +27,12 @@ EXAMPLE: Final = Path(__file__).with_name("example_trace.json.gz")
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _SQLITE_MAGIC: Final = b"SQLite format 3\x00"
 _GZIP_BITS: Final = 31
+"""zlib's largest window (15), and 16 for gzip's header."""
 _PACKED_BLOCK: Final = 64 * KIB
 _TAR_MAGIC_AT: Final = 257
+"""Where POSIX puts "ustar" in a header."""
 _PEEK: Final = 512
+"""The first block of a tar file, which tells what a file is."""
 _ZIP_MAGIC: Final = b"PK\x03\x04"
 _ZIP_ENCRYPTED: Final = 1
 """The first of the flags that zip keeps of a file."""

@@ -84,6 +84,7 @@ _LAUNCHES_KERNEL: Final = re.compile(r"launch\w*kernel|kernel\w*launch", re.IGNO
 _COMPUTE, _COMM, _MEMORY = (ROLE_CODES[role] for role in (EventRole.COMPUTE, EventRole.COMM, EventRole.MEMORY))
 _NUM_ROLES: Final = len(ROLE_CODES)
 _MAX_COMM_OP_DEPTH: Final = 8
+"""Events around a launch that are looked at, the innermost first. Bounds the computation."""
 _NUMBERS: Final = attrgetter("device", "stream", "correlation", "external_id", "external_id_old")
 _GEOMETRY: Final = attrgetter("grid", "block")
 

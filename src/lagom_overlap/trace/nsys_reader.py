@@ -56,9 +56,13 @@ _STEP: Final = re.compile(
 )
 _COPY_KINDS: Final = {1: "Memcpy HtoD", 2: "Memcpy DtoH", 8: "Memcpy DtoD", 10: "Memcpy PtoP"}
 _MAX_ROWS: Final = 50_000_000
+"""Of a table. Bounds the memory; hours of a job have fewer."""
 _BATCH: Final = 50_000
+"""Rows at a time between two looks at the limits."""
 _PROCESS_SHIFT: Final = 24
+"""A global thread or process number of Nsight Systems has the process above this bit."""
 _MAX_DIGITS: Final = 8
+"""Of a rank in a file's name: longer numbers are dates or process ids."""
 
 
 class _Database:

@@ -24,6 +24,7 @@ _FIELDS: Final = frozenset({_COMMUNICATOR, _BYTES, _NUM_RANKS, _RANK})
 _FOUR_BYTES: Final = frozenset({5, 6, 15, 16})
 """Types INT, UINT, INT32 and UINT32 of nvToolsExtPayload.h; the other numbers of NCCL's payloads have eight."""
 _MAX_DEPTH: Final = 8
+"""Ranges around a launch that are looked at, the innermost first. Bounds the computation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

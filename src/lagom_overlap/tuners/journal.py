@@ -14,11 +14,11 @@ Either `measured` or `failure` is set, both if a trial was abandoned after a mea
 whole step was timed; then `step_s` stands next to `groups`. Numbers round-trip exactly; timelines are not kept.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -101,14 +101,7 @@ def rows_from_json(lines: Iterable[str], *, first_line: int = 1) -> tuple[EntryR
     Raises:
         BundleError: if a line is damaged; the message names the line.
     """
-    decoder = msgspec.json.Decoder(EntryRow)
-    rows = []
-    for number, line in enumerate(lines, start=first_line):
-        try:
-            rows.append(decoder.decode(line))
-        except (msgspec.MsgspecError, ValueError) as error:
-            raise BundleError(f"line {number} of the measurements is damaged: {error}") from error
-    return tuple(rows)
+    return _decoded(lines, lambda row: row, first_line)
 
 
 def entries_from_json(lines: Iterable[str], problems: Problems, *, first_line: int = 1) -> tuple[Entry, ...]:
@@ -119,11 +112,18 @@ def entries_from_json(lines: Iterable[str], problems: Problems, *, first_line: i
             message names the line.
     """
     named = problems_by_name(problems)
+    return _decoded(lines, lambda row: _entry(row, named), first_line)
+
+
+_T = TypeVar("_T")
+
+
+def _decoded(lines: Iterable[str], made_of: Callable[[EntryRow], _T], first_line: int) -> tuple[_T, ...]:
     decoder = msgspec.json.Decoder(EntryRow)
     entries = []
     for number, line in enumerate(lines, start=first_line):
         try:
-            entries.append(_entry(decoder.decode(line), named))
+            entries.append(made_of(decoder.decode(line)))
         except (msgspec.MsgspecError, SpaceError, ValueError) as error:
             raise BundleError(f"line {number} of the measurements is damaged: {error}") from error
     return tuple(entries)

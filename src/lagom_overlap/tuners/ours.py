@@ -45,7 +45,7 @@ from lagom_overlap.collective import CommConfig
 from lagom_overlap.tuners.base import Problems
 from lagom_overlap.tuners.curves import Curves, Floats, Places, Setting, expected_gain
 from lagom_overlap.tuners.groupwise import GroupwiseTuner, Probe, Search
-from lagom_overlap.tuners.machine.evidence import Evidence
+from lagom_overlap.tuners.machine.evidence import ForecastScores
 from lagom_overlap.tuners.machine.fitted import Machine
 from lagom_overlap.tuners.machine.lessons import earlier_pool, first_probe
 from lagom_overlap.tuners.machine.posterior import Pool
@@ -146,7 +146,7 @@ class GroupSearch:
         self._starts = [start_of(space, own) for space, own in zip(problem.spaces, problem.default, strict=True)]
         self._start_settings = [setting_of(start.default, start.subspace, start) for start in self._starts]
         self._asked: list[tuple[Assignment, Outcome]] = []
-        self._evidence = Evidence()
+        self._evidence = ForecastScores()
         self._stream = Stream.of(problem.group)
         self._slowed: list[float] = []
         self._best = problem.default

@@ -25,6 +25,7 @@ fitted."""
 MOST_KERNELS: Final = 64
 """Larger groups are not replayed kernel by kernel. Bounds the computation, as `MOST_COMMS` does."""
 MOST_COMMS: Final = 16
+"""Larger groups are not replayed kernel by kernel, either."""
 LEAST_LIKELY: Final = 20.0
 """Ways to start whose log likelihood is this far below the best are dropped for good."""
 MOST_LAUNCHES: Final = 4

@@ -1,7 +1,7 @@
 """`lagom analyze`: traces become findings and advice, written down next to the trace with what was found drawn in."""
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import repeat
@@ -15,13 +15,17 @@ from lagom_overlap.analysis.estimate import FillIn
 from lagom_overlap.analysis.findings import Findings, analyse
 from lagom_overlap.analysis.groups import TraceGroup, overlap_groups
 from lagom_overlap.analysis.hta import hta_figures
+from lagom_overlap.analysis.tracks import MAX_SPANS, GroupSpan, rank_timeline
 from lagom_overlap.errors import LagomError, TraceError
 from lagom_overlap.hardware import Cluster
+from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
 from lagom_overlap.record import check_new_folder, utc_now
 from lagom_overlap.results.analyze import Analysis, AnalyzeResult
 from lagom_overlap.results.analyze_against import against_run
 from lagom_overlap.results.analyze_rows import collective_times, contention_times, group_times, part_times, rank_times
 from lagom_overlap.sim.what_if import WhatIf
+from lagom_overlap.timeline import Timeline
+from lagom_overlap.trace.chrome_writer import chrome_trace
 from lagom_overlap.trace.files import DEFAULT_LIMITS, EXAMPLE, Limits, distinct_files
 from lagom_overlap.trace.gpu_trace import GpuTrace, seconds
 from lagom_overlap.trace.reader import ReadOptions, ReadProgress, compile_pattern, read_traces
@@ -117,9 +121,7 @@ def run_analyze(request: AnalyzeRequest, observe: Callable[[ReadProgress], None]
     )
     result = replace(result, said=result.summary(), measured=result.analysis)
     if request.out is not None:
-        from lagom_overlap.verbs.analyze_folder import write_analysis  # noqa: PLC0415 - plotly takes longer than reading
-
-        write_analysis(request.out, _record(request), result, seed=request.seed)
+        _write(request.out, _record(request), result, seed=request.seed)
     return result
 
 
@@ -229,3 +231,46 @@ def _files(request: AnalyzeRequest) -> tuple[Path, ...]:
     if request.out is None:
         return ()
     return tuple(Path(name) if request.is_anonymous else request.out / name for name in FILES)
+
+
+def _group_spans(groups: tuple[TraceGroup, ...]) -> tuple[GroupSpan, ...]:
+    """Every occurrence of every group, as the timeline's track takes them."""
+    return tuple(
+        (f"{group.name} ({group.bound}-bound)", start, end, index)
+        for group in groups
+        for index, start, end in group.occurrences
+    )
+
+
+def _timelines_of(findings: Findings, groups: tuple[GroupSpan, ...] = ()) -> dict[str, Timeline]:
+    """One timeline for every rank that has one, by a name that no two share."""
+    timed = [index for index, rank in enumerate(findings.ranks) if len(rank.trace.events)]
+    room = MAX_SPANS // max(1, len(timed))
+    timelines: dict[str, Timeline] = {}
+    for index in timed:
+        trace = findings.ranks[index].trace
+        name = f"rank {trace.rank}" if trace.rank is not None else trace.file
+        timelines[name if name not in timelines else f"{name} ({index})"] = rank_timeline(
+            findings, index, room=room, groups=groups
+        )
+    return timelines
+
+
+def _write(folder: Path, request: Mapping[str, object], result: AnalyzeResult, *, seed: int) -> None:
+    """Writes the run folder: run.json, report.html, timeline.json; of an anonymous request nothing of the machine.
+
+    Raises:
+        OutputError: if the folder cannot be made or written.
+    """
+    from lagom_overlap.report.analyze.page import render_analysis  # noqa: PLC0415 - plotly takes longer than reading
+
+    is_anonymous = bool(request["anonymise"])
+    spans = _group_spans(result.analysis.groups)
+    RunFolder.create(folder, RunKind.ANALYZE).write(
+        RunRecord.now(RunKind.ANALYZE, seed=seed, request=request, date=result.date, is_anonymous=is_anonymous),
+        result,
+        {
+            "report.html": lambda: render_analysis(result).encode(),
+            "timeline.json": lambda: chrome_trace(_timelines_of(result.analysis.findings, spans)),
+        },
+    )

@@ -41,7 +41,7 @@ from lagom_overlap.units import format_bytes, format_percent, format_seconds
 ASSUMED_NCCL: Final[NcclVersion] = (2, 28, 9)
 """Where no trace names the release: one under which a tuner sets no chunk."""
 MAX_STEP_ERROR: Final = 0.05
-"""Of the step: beyond it nothing is predicted. The project's own bound."""
+"""Of the step: where the model is off by more, nothing is predicted from it. Chosen, not measured."""
 _NCCL: Final = re.compile(r"(\d{1,2})\.(\d{1,3})(?:\.(\d{1,3}))?")
 
 

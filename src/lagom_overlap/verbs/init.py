@@ -465,7 +465,7 @@ def _job_text(
 ) -> str:
     quoted = {key: tomli_w.dumps({key: value}).strip() for key, value in parallel.items()}
     said = {
-        "fsdp": "fully sharded data parallelism over so many GPUs; or data, tensor, pipeline, context, expert",
+        "fsdp": "fully sharded data parallelism over this many GPUs; or data, tensor, pipeline, context, expert",
         "framework": "fsdp2, ddp, torchtitan, megatron, ... (lagom list frameworks)",
         "recompute": "none, selective, full: without it this does not fit",
     }

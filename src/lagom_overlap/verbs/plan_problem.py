@@ -46,6 +46,7 @@ _ANY_GPU: Final = "a40_nvlink"
 """Ranks on CPU cores are planned as if each were a GPU of this preset; its speed is not used, times are measured."""
 OURS: Final = "ours"
 DEFAULT_BUDGET_S: Final = 10.0
+"""Of a plan that nobody limited. Chosen: what people wait for without being told."""
 WHOLE: Final = (
     "Operators are not cut: on CPU ranks many small pieces and their copies took longer than predicted (0.56 times the "
     "program's speed where 82 were cut in 8). [plan] options = { split = true } allows it; measure with --execute."

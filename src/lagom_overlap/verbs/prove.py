@@ -40,6 +40,7 @@ from lagom_overlap.verbs.run import (
 FEW_ALPHA: Final = 0.05
 """The error rate where fewer pairs are allowed than one of 1 % needs."""
 MOST_PAIRS: Final = 50
+"""As `cli.flags.MOST_RESTARTS`: a hundred runs of the job."""
 LEAST_STEPS: Final = 5
 """Settled steps that a run needs for a median. Chosen."""
 DEFAULT: Final = "default"

@@ -72,6 +72,7 @@ _PROFILER_NAME: Final = "libnccl-profiler.so"
 QUIET_KINETO: Final = "6"
 """Above every level of the profiler's log: it greets on stderr each time that a step is sampled."""
 _MOST_COMMAND: Final = 4096
+"""Characters of the job's command that the environment carries; a longer one is left out."""
 _SIZE_VARIABLES: Final = ("SLURM_STEP_NUM_TASKS", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 """How many tasks a launcher started, each of which runs `lagom run`.
 
@@ -80,7 +81,7 @@ Slurm sets SLURM_NTASKS in a batch script and under salloc, too, where one proce
 
 
 _WITHOUT_PLUGIN: Final = (RunMode.PLANNED, RunMode.HELD)
-"""What of a job these set is not NCCL's."""
+"""Modes that set nothing of NCCL's: these jobs run without the plug-in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

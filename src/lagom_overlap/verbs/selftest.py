@@ -46,7 +46,9 @@ from lagom_overlap.units import format_bytes
 SETTINGS_SHARE: Final = 2 / 3
 """Of the time: for settings; the rest is for the overhead and the contention."""
 NUM_OVERHEAD_PAIRS: Final = 9
+"""With and without the plug-in, in turns: an odd number, for a median."""
 NUM_SWAPS: Final = 1200
+"""Tables swapped under traffic; a race that shows once in a hundred is seen almost surely."""
 MINUTE_S: Final = 60.0
 
 Opener = Callable[["SelfTestRequest"], Callable[[Path], Benches]]

@@ -40,7 +40,9 @@ from lagom_overlap.workload.models import load_model
 
 _MAGIC: Final = table_layout.TABLE_MAGIC.to_bytes(8, "little")
 _HEAD: Final = 4096
+"""Bytes from which the kind of a file is told."""
 _MAX_ENTRIES: Final = 6
+"""Entries of a list in one line; the others are counted."""
 _FORMS: Final = (
     "a run folder, a plan (plan.toml), configs.toml, saved settings (JSON), a plug-in table, a capture, a job file, "
     "a model file"

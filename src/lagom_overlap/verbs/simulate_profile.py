@@ -35,7 +35,9 @@ from lagom_overlap.workload import Attention, Gemm, Kernel, MemoryBound
 FILE_NAME: Final = "machine.toml"
 REPEATS: Final = 7
 ASSUMED_BYTES_PER_S: Final = 1e9
+"""Nothing was sent: 8 Gbit/s, to be replaced in the file by who knows the wire."""
 _ASSUMED_HOP_S: Final = 20e-6
+"""Of the order of TCP's latency between two machines."""
 
 
 def run_profile(job: Job, out: Path, *, repeats: int = REPEATS) -> ProfileResult:

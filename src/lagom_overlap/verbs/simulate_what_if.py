@@ -42,6 +42,7 @@ from lagom_overlap.workload.step.rules import Sharding
 from lagom_overlap.workload.step.switches import can_overlap_experts, dispatchers, switches
 
 CARVE_OUTS: Final = (8, 16, 24)
+"""SMs left free that are tried: what collectives of 8 to 24 channels occupy."""
 _KEEPS: Final = "parameters kept after forward"
 _KEEP_LINE: Final = "fully_shard(..., reshard_after_forward=False)"
 _OF_QUEUES: Final = f"{format_percent(QUEUE_ERROR, 0)} of a gain by transfers that no longer wait in one queue"

@@ -26,7 +26,7 @@ from lagom_overlap.workload import (
     ShardSpec,
     TensorUse,
 )
-from lagom_overlap.workload.rewrite.steps import TWICE, Fuse, PartitionGroups, Rewrite, Split
+from lagom_overlap.workload.rewrite.steps import TWICE, PartitionGroups, Rewrite, Split
 
 Array = NDArray[np.float64]
 Values = list[Array]
@@ -280,8 +280,3 @@ def _collective(kind: CollectiveKind, inputs: Values) -> Values:
         return [np.concatenate(inputs)] * n
     total = sum(inputs[1:], start=inputs[0])
     return [total] * n if kind is CollectiveKind.ALL_REDUCE else list(np.split(total, n))
-
-
-def fused_away(rewrites: tuple[Rewrite, ...]) -> bool:
-    """Whether a fusion is among the rewrites: the interpreter has no numbers for those."""
-    return any(isinstance(step, Fuse) for step in rewrites)

@@ -83,26 +83,6 @@ def test_other_frameworks_move_rows_by_indices() -> None:
     assert moved(step) == {"permute": 2 * ROWS, "unpermute": 2 * ROWS}
 
 
-def test_current_scaling_reads_each_operand_of_experts_once_more() -> None:
-    def casts(products: ProductFormat) -> dict[str, int]:
-        step = built(Dispatcher.ALL_TO_ALL, Precision(products=products))
-        works = {op.name.rpartition(".")[2]: op.work for op in step.iteration.computations}
-        return {
-            name: work.num_bytes for name, work in works.items() if "_cast" in name and isinstance(work, MemoryBound)
-        }
-
-    delayed, current = casts(ProductFormat.FP8), casts(ProductFormat.FP8_CURRENT)
-    assert casts(ProductFormat.MXFP8) == delayed
-    more = {name: current[name] - delayed[name] for name in delayed if current[name] != delayed[name]}
-    hidden, ffn = QWEN.hidden, QWEN.ffn
-    assert more == {
-        "expert_up_cast": 2 * ROWS * hidden,
-        "expert_down_cast": 2 * ROWS * ffn,
-        "expert_down_cast_d": 2 * ROWS * hidden,
-        "expert_up_cast_d": 2 * ROWS * 2 * ffn,
-    }
-
-
 @pytest.mark.parametrize(("ranks", "nodes"), [(8, 1), (16, 2), (64, 8)])
 def test_merged_rows_on_the_wire_are_those_of_drawn_tokens(ranks: int, nodes: int) -> None:
     draw, tokens, sent = random.Random(3), 4000, 0

@@ -27,8 +27,11 @@ _ADMIN_FOLDERS: Final = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 _BURST: Final = "512kb"
 _QUEUE: Final = "16mb"
 _PROBE_BYTES_PER_S: Final = 125e6
+"""1 Gbit/s; any rate shows whether a namespace can be set up."""
 _TIMEOUT_S: Final = 10.0
+"""Far more than setting up a namespace takes."""
 _MIN_BYTES_PER_S: Final = 1e6
+"""Below it a job's own handshakes would take seconds. Chosen."""
 _INSTEAD: Final = 'with the link "loopback" none is emulated'
 
 

@@ -38,6 +38,7 @@ _INTER: Final = {
 }
 """Speeds that the search tries over several nodes (GB/s)."""
 _MAX_SEARCH_CHANNELS: Final = 32
+"""NCCL's own limit, `ringGraph->maxChannels = MAXCHANNELS / 2` (init.cc)."""
 _SPLIT_FROM: Final = 25.0
 """Channels at least that fast (GB/s) are split in two..."""
 _SPLIT_WIDE: Final = 50.0

@@ -26,7 +26,9 @@ NUM_SLICES: Final = 8
 PIECES: Final = (1, 2, 4)
 _RATE: Final = 50e9
 _SPAN: Final = 1e3
+"""A constant may be so many times its start, or that part of it."""
 _UNSPLIT_S: Final = 1e6
+"""A CPU's product is never split along its inner dimension."""
 _ATTENTION_ROWS: Final = 8
 """A core has no SM to leave idle: blocks so small that every attention fills the slices."""
 

@@ -60,6 +60,7 @@ _ODD_STEPS: Final = 1
 REPORT_LIMIT_S: Final = 1.0
 """How long the calls of a step that has ended on the GPU may take to be in the ring: NCCL's proxy thread polls."""
 _POLL_S: Final = 1e-3
+"""Between two looks for calls of a step that are still under way."""
 
 
 class TraceTimer(Protocol):

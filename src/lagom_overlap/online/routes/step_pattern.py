@@ -39,7 +39,9 @@ Where contention stretches it by a tenth more here than there, waits come out wr
 LATE_HOST: Final = 2.0
 """A lag this many times the usual one of such calls is the host's, which launched late under PyTorch's profiler."""
 _MOST_STRETCH: Final = 64.0
+"""Upper end of the stretches that are looked for; where even that is too little, none is assumed."""
 _NUM_HALVINGS: Final = 40
+"""Of the interval up to `_MOST_STRETCH`: to 6e-11, below a nanosecond per second."""
 
 
 class _Role(IntEnum):

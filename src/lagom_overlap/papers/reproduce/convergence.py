@@ -25,6 +25,7 @@ COUNTS: Final = (1, 2, 4, 8)
 TUNERS: Final = {"autoccl": "AutoCCL", "lagom": "Lagom"}
 PUBLISHED: Final = {"autoccl": 16, "lagom": 33}
 WITHIN: Final = 1.005
+"""Of the best at the end: a search has arrived. Chosen."""
 CLOSE: Final = 0.15
 """How near to a published number of iterations ours must come."""
 _TAKEN: Final = "nothing of the numbers"

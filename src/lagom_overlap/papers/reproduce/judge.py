@@ -18,8 +18,11 @@ from typing import Final
 from lagom_overlap.papers.reproduce.result import Line, ReproducedVerdict
 
 RANGE_SLACK: Final = 0.02
+"""Of the ends of a published range. Chosen."""
 NUMBER_SLACK: Final = 0.05
+"""Of a single published number. Chosen."""
 OTHER_SIDE: Final = 0.01
+"""Beyond 1 by more than this on the wrong side, the direction is not reproduced."""
 LEAST_SHARE: Final = 0.5
 """Of a published gain: less is no direction."""
 FITTED_PROFILES: Final = ("paper_scale",)

@@ -104,6 +104,7 @@ def _members(step: Split) -> list[str]:
 
 
 MOST_ROUNDS: Final = 4
+"""Of settings and order in turn, if they do not settle before. Bounds the computation."""
 LEAST_GAIN: Final = 1e-4
 """A round that gains less is the last."""
 NEAR: Final = 1.02

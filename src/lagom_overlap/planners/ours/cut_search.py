@@ -31,6 +31,7 @@ from lagom_overlap.workload import CommOp, CompOp, Gather, Gemm, Iteration
 from lagom_overlap.workload.rewrite.steps import ChainLink
 
 _MAX_CHAIN_TYPES: Final = 8
+"""Types of collectives whose cuts through neighbours are tried. Bounds the search."""
 
 
 def chain_types(problem: PlanProblem, cutter: Cutter) -> tuple[OpType, ...]:
@@ -94,7 +95,9 @@ def _long_and_short(index: StepIndex, links: tuple[ChainLink, ...], from_end: bo
 
 
 MAX_LAYERS: Final = 8
+"""Layers of the shortened step in which cuts are compared; the best are tried on the whole one."""
 NUM_MICROBATCHES: Final = 3
+"""The same of micro-batches."""
 ENOUGH_TASKS: Final = 2000
 """Layers beyond those that make this many tasks are left out, but for two."""
 
@@ -138,16 +141,21 @@ def short_version(iteration: Iteration, graph: TaskGraph) -> tuple[TaskGraph, tu
 
 
 _MAX_TYPES: Final = 8
+"""Types of operators whose cuts are tried, those that promise most first. Bounds the search."""
 _LEAST_GAIN: Final = 0.0005
 """A cut that shortens the short version by less than this share is not made."""
 _NUM_WHOLE: Final = 2
 """This many of the best on the short version are tried on the whole step, besides the uncut one."""
 _NUM_IMPROVED: Final = 3
+"""Orders that a trial improves; the whole search improves more."""
 _SINGLES_SHARE: Final = 0.4
 """Of the time for cuts: single operators first, which alone are worth the most."""
 _CHAINS_SHARE: Final = 0.4
+"""Of the time left that chains of cuts may take before single ones are tried."""
 _WINDOW: Final = 120
+"""Operators of a window in a trial: smaller than in the search, because a trial only compares."""
 _NUM_TRIES: Final = 20
+"""Windows that a trial of a chain, or of the whole step, tries to shorten."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,6 +84,7 @@ _SMALL: Final = 150
 _RESERVE: Final = 0.08
 """Share of the budget for rewriting and checking at the end, at least."""
 _MAX_RESERVE: Final = 0.3
+"""Of the budget, the most that is kept for what follows the search."""
 _SIMULATED_OPERATORS: Final = 80_000
 """Operators in all orders that are simulated with contention at the end: about two seconds of a core."""
 _FINISH_OVER_BEGIN: Final = 2.0

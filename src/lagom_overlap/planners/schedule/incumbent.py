@@ -9,6 +9,7 @@ from lagom_overlap.planners.deadline import Deadline
 from lagom_overlap.planners.schedule.graph import Schedule
 
 NUM_KEPT: Final = 6
+"""Latest improvements that are kept for the simulation with contention to choose from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,7 @@ _ROUNDS: Final = ((8, 40), (4, 100), (2, 300))
 _LEAST_GAIN: Final = 1e-5
 """Rounds that shorten no order by more than this share are dull."""
 _MAX_DULL: Final = 4
+"""Rounds without a better order before the race ends."""
 
 Made = TypeVar("Made")
 

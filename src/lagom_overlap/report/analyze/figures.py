@@ -16,8 +16,11 @@ from lagom_overlap.results.analyze import AnalyzeResult
 from lagom_overlap.trace.gpu_trace import NS_PER_S, ROLE_CODES, EventRole
 
 MAX_BARS: Final = 64
+"""Bars that can be told apart on a page."""
 MAX_EVENTS: Final = 3000
+"""Events of a timeline: the page is to be half a megabyte at most."""
 MAX_ROWS: Final = 16
+"""Rows of a figure that fit a screen."""
 MAX_FALLS: Final = 6
 _PARTS: Final = (
     ("computation alone", COMPUTE[0]),

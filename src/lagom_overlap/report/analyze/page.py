@@ -36,8 +36,11 @@ from lagom_overlap.report.what_if import WhatIfPart, what_if_section
 from lagom_overlap.results.analyze import AnalyzeResult
 
 MAX_RANK_PARTS: Final = 8
+"""Ranks whose own figures are on the page; all are in the tables and in --json."""
 MAX_DETAILS: Final = 20
+"""Rows with details on the page."""
 MAX_CHANGES: Final = 40
+"""Changes against another trace on the page."""
 _REACH_WORDS: Final = {
     "tuner": "NCCL's tuner reaches it: algorithm, protocol, channels, chunk",
     "p2p_channels": "only NCCL_MAX_P2P_NCHANNELS reaches it",

@@ -32,6 +32,7 @@ from lagom_overlap.report.what_if import what_if_parts
 from lagom_overlap.results.analyze import AnalyzeResult
 
 MAX_RANKS: Final = 8
+"""Rows of a table, here and below, so that an analysis fits a screen or two; the page has more."""
 MAX_COLLECTIVES: Final = 6
 MAX_PARTS: Final = 8
 MAX_CLASSES: Final = 5

@@ -16,9 +16,13 @@ from lagom_overlap.units import GB_PER_S, US, format_bytes, format_percent, form
 
 _NONE = "–"
 _LEAST_GB_PER_S = 0.1
+"""Below it rates are shown in MB/s."""
 _MAX_NAMES = 4
+"""Names in a sentence; the others are counted."""
 _NEARLY_ALL = 0.95
+"""Of the time whose slowdown is known: above it the rest is not mentioned."""
 _TELLING = 0.05
+"""Of the span. Copies that take less are not worth a word in the headline."""
 
 
 def time_text(length_ns: float) -> str:

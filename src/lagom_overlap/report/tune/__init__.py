@@ -10,7 +10,7 @@ if TYPE_CHECKING:  # the terminal must not wait for plotly
 
 
 def figure(result: TuneResult) -> "go.Figure":
-    """The result's figure; see `tune.figures`."""
-    from lagom_overlap.report.tune import figures  # noqa: PLC0415 - loads plotly
+    """The result's figure; see `page.figure`."""
+    from lagom_overlap.report.tune import page  # noqa: PLC0415 - loads plotly
 
-    return figures.figure(result)
+    return page.figure(result)

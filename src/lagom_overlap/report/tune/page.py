@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+import plotly.graph_objects as go
+
 from lagom_overlap.report.render import EmbeddedFigure, embedded_if_any, render
 from lagom_overlap.report.tune.cells import (
     CommRow,
@@ -270,3 +272,24 @@ def _summary(history: GroupHistory, share: float | None) -> str:
     before, after = history.default.makespan_s, history.tuned.makespan_s
     part = "" if share is None else f", {format_percent(share, 0)} of the groups' time"
     return f"{format_seconds(before)} → {format_seconds(after)} ({change_text(before, after)}){part}"
+
+
+def figure(result: TuneResult) -> go.Figure:
+    """The verdict's ratios; without a verdict, or where nothing was run, the search of the group that takes longest.
+
+    Raises:
+        ValueError: if nothing was measured.
+    """
+    if result.verdict is not None and not result.is_prediction:
+        drawn = ratio_figure(result, result.verdict)
+        if drawn is not None:
+            return drawn
+    longest = max(histories(result), key=_time_s)
+    drawn = trajectory_figure(result, longest)
+    if drawn is None:
+        raise ValueError("nothing to draw: nothing was measured")
+    return drawn
+
+
+def _time_s(history: GroupHistory) -> float:
+    return history.problem.group.count * history.default.makespan_s if history.default else 0.0

@@ -41,7 +41,7 @@ class Forecast:
         return -0.5 * log(variance) - (STUDENT + 1) / 2 * log(1 + off / STUDENT)
 
 
-class Evidence:
+class ForecastScores:
     """The forecasts of a search, by the number of the measurement that they are of."""
 
     def __init__(self) -> None:

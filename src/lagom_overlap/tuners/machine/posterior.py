@@ -114,6 +114,7 @@ class Pool:
 MAX_SM_COUNTS: Final = 4
 """SM counts that are kept after `FEW` measurements. Bounds the computation."""
 FEW: Final = 3
+"""Measurements after which the least likely SM counts are dropped."""
 UNCONTRADICTED: Final = -0.5
 """Log odds down to which a group's own measurements do not contradict a prior. Chosen, not measured."""
 

@@ -22,6 +22,7 @@ Implementation = tuple[Algorithm | None, Protocol | None, Transport | None]
 MAX_CHANNEL_VALUES: Final = 32
 """Values per axis that are kept of a huge space, as `MAX_CHUNK_VALUES`. Bounds the computation."""
 MAX_CHUNK_VALUES: Final = 12
+"""Values of the chunk that are kept of a huge space. Bounds the computation."""
 LATE: Final = 0.15
 """A time more than this share above the lower median of its arm counts as delayed by a late rank."""
 USUAL_NUM_THREADS: Final = 512

@@ -15,7 +15,7 @@ from typing import Final
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.ops import Access, Gemm, Issuer, MemoryBound, Origin, Phase
-from lagom_overlap.workload.parallel.layout import GraphModule, ParallelLayout, Recompute
+from lagom_overlap.workload.parallel.layout import GraphModule, ParallelLayout
 from lagom_overlap.workload.precision import Precision, ProductFormat
 from lagom_overlap.workload.sharding import ShardSpec
 from lagom_overlap.workload.step.axes import (
@@ -49,6 +49,7 @@ _LOOPED: Final = ("expert_up", "expert_down")
 _EAGER: Final = ("expert_bias", "expert_act_clamp", "expert_act_d_clamp")
 """What Megatron-LM leaves to PyTorch's operators: expert biases and clamps."""
 _NVFP4_KERNELS: Final = 3
+"""Greatest element, scales and cast are kernels of their own."""
 _TURN_BYTES: Final = 2
 """Per FP8 element of a copy by columns."""
 
@@ -191,10 +192,6 @@ class StepOps:
         """A matrix's name in a precision's exceptions."""
         return name
 
-    def _finds_scale(self, weight: Weight) -> bool:
-        """Whether the operands of experts are read for their own greatest elements before they are cast."""
-        return weight.is_expert and self._format(weight) is ProductFormat.FP8_CURRENT
-
     def _cast(self, name: str, source: str, rows: int, phase: Phase) -> str:
         """The operand that meets matrix `name` in a phase and the matrix itself, scaled and cast to FP8."""
         weight = self._weights[name]
@@ -204,8 +201,6 @@ class StepOps:
         if source == self.made.get(part):
             return source
         operand, matrix = self._cast_bytes(weight, phase)
-        if self._finds_scale(weight):
-            operand += self._shape.casts.current_expert
         num_bytes = operand * rows * columns + matrix * weight.num_params
         turned = self._turned_bytes(weight, rows * columns, phase, matrix)
         # What the weight's gradient reads by columns comes after the gather, once.
@@ -238,10 +233,9 @@ class StepOps:
     def _cast_bytes(self, weight: Weight, phase: Phase) -> tuple[int, int]:
         """Bytes per element of an operand and of a matrix in a phase."""
         casts = NVFP4_CASTS if self._format(weight) is ProductFormat.NVFP4 else self._shape.casts
-        saved = casts.maximum if self._again and self._layout.recompute is Recompute.PRODUCTS else 0
         operand = casts.operand_again if self._again else casts.operand
         matrix = casts.weight[1 if self._again else 0 if phase is FORWARD else 2]
-        return operand - saved, 0 if casts.keeps_weights and self._batch else matrix - saved
+        return operand, 0 if casts.keeps_weights and self._batch else matrix
 
     def _scaled(self, part: str, source: str, phase: Phase, num_tensors: int) -> str:
         """What is cast once the scales of so many tensors are known; `source` where each rank finds its own."""

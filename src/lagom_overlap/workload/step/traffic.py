@@ -86,20 +86,16 @@ class Casts:
 
     `operand`: an input in forward or a gradient in backward, with its copy by columns for the weight's gradient;
     `operand_again`: an input that is computed again. `weight`: a matrix in forward, again, and in backward;
-    `keeps_weights`: that of a step's first micro-batch serves the others. `maximum`, a part of both that are done
-    again, is what a saved greatest element spares. `by_columns` are those of the copy by columns
-    where a kernel of its own makes it, which alone rearranges; 0: each cast writes both. `current_expert` is the read
-    for its own greatest element that an expert's operand costs more with current scaling. `by_rows`: products
-    can have a scale per row (torchao's, under a compiler).
+    `keeps_weights`: that of a step's first micro-batch serves the others. `by_columns` are those of the copy by columns
+    where a kernel of its own makes it, which alone rearranges; 0: each cast writes both. `by_rows`: products can have a
+    scale per row (torchao's, under a compiler).
     """
 
     operand: int
     operand_again: int
     weight: tuple[int, int, int]
     keeps_weights: bool = False
-    maximum: int = 0
     by_columns: int = 0
-    current_expert: int = 0
     by_rows: bool = False
 
 
