@@ -259,4 +259,4 @@ def test_a_fifth_of_vtrains_single_node_rows_is_met(tmp_path: Path) -> None:
     found = run(table(tmp_path, header, *rows[::5]))
     assert found["num_rows"] == 202
     assert 40 <= found["num_fitted"] <= 64
-    assert found["mean_abs_error_not_fitted_pct"] <= 7.0
+    assert found["mean_abs_error_not_fitted_pct"] <= 7.5
