@@ -15,6 +15,7 @@ from lagom_overlap.capturing.file import write_capture
 from lagom_overlap.cli import main
 from lagom_overlap.cli.main import full_parser
 from lagom_overlap.collective import Collective, CollectiveKind
+from lagom_overlap.papers.reproduce import run_reproduce
 from lagom_overlap.results.compare import CompareResult
 from lagom_overlap.workload import CommOp, CompOp, Gemm, Iteration
 from lagom_overlap.workload.issued import IssuedStep
@@ -130,8 +131,9 @@ def test_the_verbs_of_the_papers_and_of_emulated_gpus_end_with_one_too(
     monkeypatch.chdir(tmp_path)
     parser, _ = full_parser()
     papers = import_module("lagom_overlap.papers.cli")
-    for typed in ("reproduce fig5 --seed 3", "reproduce fig5 --out there"):
-        check(papers._following(parser.parse_args(typed.split())))
+    report = run_reproduce("fig5", profiles=["plausible"])
+    for typed in ("reproduce fig5 --seed 3", "reproduce fig5 --unknowns", "reproduce fig5 --out there"):
+        check(papers._following(parser.parse_args(typed.split()), report))
     emulate = pytest.importorskip("lagom_emulate.cli")
     for typed in ("emulate --cluster a40_nvlink --ranks 2 -- python t.py", "emulate --job j.toml --out there -- t"):
         line = emulate._following(parser.parse_args(typed.split()))

@@ -138,7 +138,7 @@ LAUNCHER = "lagom emulate --cluster h100_dgx --"
 def test_a_job_on_emulated_gpus_says_so_and_its_next_line_emulates_them_again() -> None:
     tuned = of_tuning(stand(SwitchState.SEARCH, num_steps_left=4), Path("run"), "torchrun t.py").under(LAUNCHER)
     assert tuned.found.startswith("on emulated GPUs: nothing is decided")
-    assert tuned.next_line == f"{LAUNCHER} lagom run --online -- torchrun t.py   (with more steps)"
+    assert tuned.next_line == f"{LAUNCHER} lagom run --online -- torchrun t.py    # with more steps"
     assert tuned.under(LAUNCHER) == tuned
     look = Conclusion("found", "why", "lagom analyze seen/traces")
     assert look.under(LAUNCHER).next_line == look.next_line

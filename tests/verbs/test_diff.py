@@ -142,7 +142,10 @@ def test_two_proofs_have_the_times_of_both_sides(tmp_path: Path) -> None:
     paths = []
     for name, configured_s in (("a", [1.0, 4.0, 2.0]), ("b", [1.0, 1.0, 4.0])):
         paths.append(run_folder(tmp_path / name))
-        (paths[-1] / "proof.json").write_text(json.dumps({"default_s": [3.0], "configured_s": configured_s}))
+        proof = dict.fromkeys(("subject", "kind", "reason", "next_line", "date"), "x")
+        proof |= {"way": "in the job", "decision": "undecided", "judgement": None, "steps_per_block": None}
+        proof |= {"default_s": [3.0], "configured_s": configured_s, "command": [], "machine": {}, "versions": {}}
+        (paths[-1] / "proof.json").write_text(json.dumps(proof))
     found = run_diff(*paths)
     assert [(row.name, row.ratio) for row in found.times] == [("the step", 2.0), ("the default's step", 1.0)]
 

@@ -26,7 +26,7 @@ from lagom_overlap.errors import JobError, TraceError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.jobfile.spec import JobSpec, JobTable, TuneTable
 from lagom_overlap.nccl_plugin.table_reader import read_table
-from lagom_overlap.report.tune.words import next_step
+from lagom_overlap.report.tune.words import next_commands
 from lagom_overlap.sim import GroupSimulator
 from lagom_overlap.tuners.problem import GroupProblem
 from lagom_overlap.tuners.tied import Tied
@@ -364,7 +364,7 @@ def test_what_a_trace_of_emulated_gpus_predicted_is_tried_on_emulated_gpus(tmp_p
     trace = written(tmp_path / "rank0.json.gz", truth(), true_group(truth()), deviceProperties=[device])
     found = run_tune(TuneRequest(job=predicted_job(FromTraceRequest(traces=(trace,))), out=tmp_path / "run"))
     assert "The trace is of emulated GPUs" in " ".join(found.notes)
-    assert next_step(found, "run").startswith("Next: lagom emulate ... -- lagom run --prove run -- COMMAND")
+    assert next_commands(found, "run")[0].startswith("lagom emulate ... -- lagom run --prove run -- COMMAND")
     exported = run_export(ExportRequest(run=tmp_path / "run", formats=(Format.PLUGIN, Format.ENV)))
     assert exported.files[0].use.startswith("lagom emulate ... -- lagom run --config ")
     assert exported.files[1].use.startswith("env ")

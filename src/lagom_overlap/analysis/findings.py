@@ -202,7 +202,7 @@ def _warnings(traces: Sequence[GpuTrace]) -> tuple[str, ...]:
         found.extend(_clock_warning(trace))
     if any(trace.is_emulated for trace in traces):
         found.append(
-            "emulated GPUs, nothing was measured: their times are a cost model's (lagom docs guides/emulate), and the "
+            "emulated GPUs, nothing was measured: their times are a cost model's (lagom docs emulate), and the "
             "CPU's another clock's, so that what waited for the CPU is not known"
         )
     worlds = {trace.world_size for trace in traces if trace.world_size}
