@@ -263,7 +263,7 @@ def emulated_by() -> str:
 
 
 def describe_machine() -> dict[str, str]:
-    """This machine: CPU, cores, load, system, and what emulates its GPUs where they are; no host or user name."""
+    """This machine: CPU, cores, load, system, and under emulation the line that emulates its GPUs; no host name."""
     load = os.getloadavg()[0]
     emulated = {"emulated_by": emulated_by()} if emulated_by() else {}
     return {

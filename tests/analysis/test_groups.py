@@ -4,7 +4,7 @@ import pytest
 from gpu_traces import gpu_trace
 
 from lagom_overlap.analysis.findings import analyse
-from lagom_overlap.analysis.groups import NEAR_NS, BoundBy, overlap_groups
+from lagom_overlap.analysis.groups import NEAR_NS, BoundBy, grouped, overlap_groups
 from lagom_overlap.trace.gpu_trace import EventRole
 
 K, C = EventRole.COMPUTE, EventRole.COMM
@@ -114,3 +114,15 @@ def test_a_step_with_other_kernels_has_groups_of_its_own():
 
 def test_files_without_a_timeline_have_no_groups():
     assert groups_of(gpu_trace([])) == ()
+
+
+def test_halves_are_the_rank_s_steps_in_turn_whichever_of_them_has_the_group():
+    """Kernels' times alone are halved by the step's number, too: half of them must not be the other half's."""
+    early = [(K, "a", 0, 10, 0), (C, "x", 0, 30), (K, "b", 30.002, 50, 0)]
+    late = [(K, "a", 0, 12, 0), (C, "x", 0, 32), (K, "b", 32.002, 50, 0)]
+    without = [(K, "b", 30.002, 50, 0)]
+    first, second = grouped(analyse([trace_of(without, early, late, early)])).halves
+    [(name, group)] = first.items()
+    assert group.makespan_ns == pytest.approx(32 * MS)  # steps 0 and 2
+    assert second[name].makespan_ns == pytest.approx(30 * MS)  # steps 1 and 3
+    assert second[name].num_occurrences == 2

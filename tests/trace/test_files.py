@@ -279,3 +279,20 @@ def test_a_damaged_trace_in_an_archive_does_not_take_the_others_down(tmp_path):
     assert trace.file == "run.tar.gz:rank1.json"
     assert len(unread) == 1
     assert "rank0.json" in unread[0]
+
+
+def test_a_zip_that_python_cannot_read_is_one_line_and_the_other_files_are_read(tmp_path):
+    good = zipped({"t.json": one_kernel()})
+    newer, name, offset = bytearray(good), bytearray(good), bytearray(good)
+    newer[good.index(b"PK\x01\x02") + 6] = 99  # the version that unpacks it
+    name[good.index(b"PK\x01\x02") + 46] = 0xFF
+    name[good.index(b"PK\x01\x02") + 9] |= 8  # names are UTF-8
+    offset[good.index(b"PK\x05\x06") + 16] ^= 0xFF
+    packed = bytearray(zipped({"t.json": one_kernel() * 9}, zipfile.ZIP_LZMA))
+    packed[60:70] = b"\xff" * 10
+    for number, bad in enumerate((newer, name, offset, packed)):
+        (tmp_path / f"bad{number}.zip").write_bytes(bad)
+    (tmp_path / "rank0.json").write_bytes(one_kernel())
+    unread = []
+    assert [trace.file for trace in read_traces([tmp_path], unread=unread)] == ["rank0.json"]
+    assert sorted(line.partition(".zip")[0] for line in unread) == ["bad0", "bad1", "bad2", "bad3"]

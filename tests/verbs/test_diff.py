@@ -132,7 +132,7 @@ def test_a_run_against_itself_is_one_line_and_figures_that_are_the_same_are_coun
     two = run_folder(tmp_path / "b", kind=RunKind.SIMULATE, result=result, seed=1)
     assert main(["diff", str(one), str(one)]) == 0
     [line] = capsys.readouterr().out.splitlines()
-    assert line.endswith("nothing differs, neither settings nor machine nor 3 times")
+    assert line.endswith("nothing differs: settings, machine and 3 times are the same")
     said = run_diff(one, two).summary().splitlines()
     assert "  3 times the same" in said
     assert not [line for line in said if "1.000x" in line]
@@ -241,3 +241,12 @@ def test_what_cannot_be_compared_is_one_line(tmp_path: Path, capsys: pytest.Capt
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert {"missing": "does not exist", "traces": "not", "damaged": "damaged"}[other] in error
+
+
+def test_analyses_without_a_timeline_have_no_step_to_compare(tmp_path: Path) -> None:
+    """A flight recorder's dumps have no spans."""
+    result = {"ranks": [{"span_s": 0.0, "steps": 0}]}
+    paths = [run_folder(tmp_path / name, kind=RunKind.ANALYZE, result=result) for name in "ab"]
+    found = run_diff(*paths)
+    assert found.times == ()
+    assert found.conclusion.found in found.summary()

@@ -276,6 +276,22 @@ def test_a_job_that_has_settings_begins_with_them_and_is_told_what_to_add() -> N
     assert not any("max_input_buffers" in one.switch for one in plan.effects)
 
 
+def test_a_stage_of_a_pipeline_keeps_all_parameters_or_none() -> None:
+    """No key says that it keeps some of them; what is advised gains in the whole iteration, too."""
+    raw: dict[str, Any] = {"job": {"name": "p"}, "model": {"name": "llama-3.2-1b", "seq_len": 2048}}
+    raw |= {"cluster": {"preset": "h100_dgx"}}
+    raw |= {"parallel": {"framework": "fsdp2", "fsdp": 4, "pipeline": 2, "global_batch": 16}}
+    given = read_input(parse_job(raw, "job.toml"))
+    plan = Fsdp2().plan(replace(given.problem, work=SearchBudget(0.1)))
+    keys = [one.key for one in plan.effects if "reshard_after_forward" in one.switch]
+    assert keys == ["parallel.zero_stage=2"]
+    before, after = (
+        run_simulate(SimulateRequest(job=Job(parse_job(raw | {"parallel": raw["parallel"] | typed}, "job.toml"))))
+        for typed in ({}, {"zero_stage": 2})
+    )
+    assert after.iteration_s < before.iteration_s
+
+
 @pytest.mark.parametrize("name", TUNED)
 def test_tune_finds_its_groups_in_that_step_and_predicts_the_same(name: str, tmp_path: Path) -> None:
     spec = job(name)

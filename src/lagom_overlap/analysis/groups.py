@@ -15,7 +15,7 @@ The bound of a group: communication-bound if in most of its occurrences a collec
 before the next window's first, compute-bound otherwise.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -328,24 +328,19 @@ def _group(
     )
 
 
-def _halved(windows: Sequence[_Window]) -> tuple[list[_Window], list[_Window]]:
-    """Every second step of those that have the group, in each rank; of a group of one step every second occurrence.
+def _halved(windows: Sequence[_Window], ranks: Sequence[RankFindings]) -> tuple[list[_Window], list[_Window]]:
+    """Every second step of a rank; of a rank's only step every second occurrence, as `bases_alone` halves kernels.
 
     Ranks are cut alike, for they share a network. Neighbours in time come to different halves, so that a warm-up is in
     both.
     """
-    steps: dict[int, list[int]] = defaultdict(list)
+    halves: tuple[list[_Window], list[_Window]] = [], []
+    seen = Counter[int]()
     for window in windows:
-        if window.step.number not in steps[window.step.rank]:
-            steps[window.step.rank].append(window.step.number)
-    if any(len(numbers) > 1 for numbers in steps.values()):
-        halves = [steps[window.step.rank].index(window.step.number) % 2 for window in windows]
-    else:
-        halves = [at % 2 for at in range(len(windows))]
-    first, second = (
-        [window for window, found in zip(windows, halves, strict=True) if found == half] for half in (0, 1)
-    )
-    return first, second
+        rank = window.step.rank
+        halves[(window.step.number if len(ranks[rank].steps) > 1 else seen[rank]) % 2].append(window)
+        seen[rank] += 1
+    return halves
 
 
 def _drift_s(windows: Sequence[_Window], ranks: Sequence[RankFindings]) -> float:
@@ -382,7 +377,7 @@ def grouped(findings: Findings) -> GroupedTrace:
 
     halves: tuple[dict[str, TraceGroup], dict[str, TraceGroup]] = {}, {}
     for name, windows in found.items():
-        parts = _halved(windows)
+        parts = _halved(windows, findings.ranks)
         if all(parts):
             for half, part in zip(halves, parts, strict=True):
                 half[name] = group(name, part)

@@ -307,6 +307,6 @@ def list_runs(folder: Path) -> tuple[SavedRun, ...]:
         for path in place.iterdir() if place.is_dir() else ():
             try:
                 found.append(RunFolder.read(path))
-            except (JobError, BundleError):  # a run that has not ended, or something else
+            except (JobError, BundleError, OSError):  # a run that has not ended, something else, or not ours to read
                 continue
     return tuple(sorted(found, key=lambda run: (run.record.date, run.path.name), reverse=True))

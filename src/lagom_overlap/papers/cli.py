@@ -101,13 +101,14 @@ def _finish(arguments: argparse.Namespace, folder: RunFolder | None, report: Rep
 def _following(arguments: argparse.Namespace, report: ReproduceReport) -> str:
     if arguments.out is not None:
         return f"lagom open {shlex.quote(str(arguments.out))}"
-    figure = shlex.quote(arguments.figure)
-    if set(report.chapters) & set(SWEPT) and not arguments.unknowns and arguments.backend == "simulated":
-        return f"lagom reproduce {figure} --unknowns    # where each line holds over what the paper leaves open"
     given = {"backend": arguments.backend, "link": arguments.link, "seed": arguments.seed}
     flags = "".join(f" --{name} {shlex.quote(str(value))}" for name, value in given.items() if value is not None)
-    out = new_folder("reproduced")
-    return f"lagom reproduce {figure}{flags} --out {out}    # writes the page"
+    again = f"lagom reproduce {shlex.quote(arguments.figure)}{flags}"
+    if arguments.unknowns:
+        return f"{again} --unknowns --out {new_folder('reproduced')}    # writes the page"
+    if set(report.chapters) & set(SWEPT) and arguments.backend == "simulated":
+        return f"{again} --unknowns    # where each line holds over what the paper leaves open"
+    return f"{again} --out {new_folder('reproduced')}    # writes the page"
 
 
 def _on_workers(arguments: argparse.Namespace, note: Callable[[str], None]) -> ReproduceReport:

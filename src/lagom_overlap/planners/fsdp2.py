@@ -105,6 +105,8 @@ class _Search:
         own = problem.settings or Fsdp2Settings(units=units)
         again = {visit.unit for visit in visits if not visit.is_forward} | {*own.kept}
         self._regathered = tuple(unit for unit in units if unit in again)
+        # No key of a job says that a stage of a pipeline keeps some of its units.
+        self._keeps_all_or_none = problem.told is not None and (problem.pipeline or 1) > 1
         self.own = _Tried(own, problem.unplanned, simulated(problem, problem.unplanned))
         self._tried[own] = self.own
         self._longest_s = 0.0
@@ -168,7 +170,8 @@ class _Search:
     def _changes(self, settings: Fsdp2Settings) -> Iterator[Fsdp2Settings]:
         """Those first that save bytes: on a large step the budget may end after a few."""
         num = self._most_kept(settings)
-        for count in sorted({num, num // 2, min(1, num)} - {0}, reverse=True):
+        fewer = set() if self._keeps_all_or_none else {num // 2, min(1, num)}
+        for count in sorted({num, *fewer} - {0}, reverse=True):
             yield self._keeping(settings, count)
         for buffers in _BUFFERS:
             yield replace(settings, reduce_buffers=buffers)
@@ -186,6 +189,8 @@ class _Search:
     def _most_kept(self, settings: Fsdp2Settings) -> int:
         """How many units may keep their parameters within the memory."""
         low, high = 0, len(self._regathered)
+        if self._keeps_all_or_none:
+            return high if self.fits(self.tried(self._keeping(settings, high))) else 0
         while low < high and self._has_time:
             middle = high if self.fits(self.tried(self._keeping(settings, high))) else (low + high + 1) // 2
             if self.fits(self.tried(self._keeping(settings, middle))):
@@ -221,7 +226,7 @@ class _Search:
         if self._problem.told is not None:
             keys, others = with_it.settings.keys(), before.keys()
             told = (f"parallel.{key}={str(value).lower()}" for key, value in keys.items() if value != others[key])
-            key = ", ".join(told)
+            key = " --set ".join(told)
         return SwitchAdvice(switch=words, without_s=without.step.makespan_s, with_s=with_it.step.makespan_s, key=key)
 
     def _too_much(self, tried: _Tried) -> str:

@@ -69,8 +69,8 @@ class DiffResult(Result):
         """What differs, line by line, and the three lines."""
         same = [row for row in self.times if row.ratio == 1 and row.low is None]
         both = f"{self.first} ({self.kinds[0]}) -> {self.second} ({self.kinds[1]})"
-        if len(same) == len(self.times) and not self.settings and not self.where:
-            return f"{both}: nothing differs, neither settings nor machine nor {_counted(len(same))}"
+        if self.times and len(same) == len(self.times) and not self.settings and not self.where:
+            return f"{both}: nothing differs: settings, machine and {_counted(len(same))} are the same"
         lines = [both]
         for title, changed in (("settings", self.settings), ("machine and versions", self.where)):
             lines += [f"{title} that differ: {len(changed) or 'none'}"]

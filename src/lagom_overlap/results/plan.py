@@ -139,7 +139,7 @@ class MegatronEffects:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fsdp2Effects:
-    """FSDP2's settings that pay on this step (null: its own), what each brings, and those that are not advised."""
+    """FSDP2's settings that pay on this step (null: the job's own), what each brings, and what is not advised."""
 
     settings: Fsdp2Settings | None
     switches: tuple[SwitchAdvice, ...]

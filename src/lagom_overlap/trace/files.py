@@ -6,6 +6,7 @@ Archives are read where they lie: no name in one becomes a path.
 """
 
 import io
+import lzma
 import os
 import re
 import tarfile
@@ -213,7 +214,7 @@ class _ZipMember(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         try:
             return self.source.read(size)
-        except BadZipFile as error:  # a wrong checksum
+        except (BadZipFile, lzma.LZMAError) as error:  # a wrong checksum, a stream that is none
             raise OSError(f"damaged zip archive: {error}") from error
 
 
@@ -332,12 +333,19 @@ def _members(stream: ByteStream, path: Path, limits: Limits) -> Iterator[ByteStr
             raise TraceError(f"{stream.name}: damaged tar archive: {error}") from error
 
 
+def _opened_zip(file: IO[bytes], name: str) -> ZipFile:
+    try:
+        return ZipFile(file)
+    except (NotImplementedError, UnicodeDecodeError, OSError) as error:
+        raise TraceError(f"{name}: damaged zip archive, or one that is not read: {error}") from error
+
+
 def _zip_members(file: IO[bytes], path: Path, limits: Limits) -> Iterator[ByteStream]:
     name = short_name(path)
     current = _ZipMember()
     whole = ByteStream(current, name, path.stat().st_size, limits)  # many small bombs are one
     try:
-        with ZipFile(file) as archive:
+        with _opened_zip(file, name) as archive:
             if len(archive.filelist) > limits.max_members:
                 raise TraceError(f"{name}: refused, more than {limits.max_members} files in it")
             for member in archive.filelist:
@@ -348,7 +356,7 @@ def _zip_members(file: IO[bytes], path: Path, limits: Limits) -> Iterator[ByteSt
                     raise TraceError(f"{held}: is encrypted; unpack it yourself")
                 try:
                     opened = archive.open(member)
-                except NotImplementedError as error:
+                except (NotImplementedError, UnicodeDecodeError, OSError) as error:
                     raise TraceError(f"{held}: is packed in a way that is not read ({error}); unpack it") from error
                 with opened:
                     current.source = opened

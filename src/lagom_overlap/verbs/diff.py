@@ -164,7 +164,7 @@ def _times_of(run: SavedRun) -> dict[str, float]:
         return _proven(proof)
     result, step = run.record.result, dict[str, float]()
     keys = _STEP_KEYS.get(run.kind, ())
-    chosen = next((key for key in keys if isinstance(_at(result, key), int | float)), None)
+    chosen = next((key for key in keys if isinstance(value := _at(result, key), int | float) and value > 0), None)
     if chosen is not None:
         step[_THE_STEP] = float(_at(result, chosen))
     elif run.kind is RunKind.ANALYZE and (spans := _spans(result)):
@@ -187,7 +187,8 @@ def _spans(result: object) -> list[float]:
     """The mean step of each rank of an analysis (s)."""
     ranks = _at(result, "ranks")
     found = [(_at(rank, "span_s"), _at(rank, "steps")) for rank in ranks] if isinstance(ranks, list) else []
-    return [span / max(1, steps) for span, steps in found if isinstance(span, float) and isinstance(steps, int)]
+    told = [(span, steps) for span, steps in found if isinstance(span, float) and isinstance(steps, int)]
+    return [span / max(1, steps) for span, steps in told if span > 0]  # a flight recorder has no spans
 
 
 def _proven(proof: ProofResult) -> dict[str, float]:

@@ -284,7 +284,8 @@ def _launcher(facts: ScriptFacts, cluster: str | None, num_gpus: int | None) -> 
     if num_gpus is None or cluster is None:
         return f"torchrun --nproc-per-node {num_gpus or 'gpu'}"
     machine = cluster_of(cluster, num_gpus)
-    nodes = f"--nnodes {machine.num_nodes} " if machine.num_nodes > 1 else ""
+    meets = "--rdzv-backend c10d --rdzv-endpoint HOST:29500"
+    nodes = f"--nnodes {machine.num_nodes} {meets} " if machine.num_nodes > 1 else ""
     return f"torchrun {nodes}--nproc-per-node {machine.gpus_per_node}"
 
 

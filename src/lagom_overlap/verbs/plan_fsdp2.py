@@ -33,7 +33,10 @@ def fsdp2_lines(plan: Plan) -> tuple[str, ...]:
 def key_notes(job: JobStep, settings: Fsdp2Settings | None) -> Iterator[str]:
     """Keys of a job that gain on its iteration with a plan's settings, and are none of FSDP2's; each alone."""
     keys: dict[str, Any] = {} if settings is None else settings.keys()
-    planned = replace(job, layout=replace(job.layout, **keys)) if keys else job
+    try:
+        planned = replace(job, layout=replace(job.layout, **keys)) if keys else job
+    except LagomError:  # settings that no keys say
+        return
     if planned.layout.num_micro_batches * planned.layout.num_chunks > MAX_SLOTS:
         return
     for change, _, setting, layout in switched_layouts(planned):
