@@ -25,7 +25,7 @@ def test_the_example_says_what_was_put_into_it(found):
     assert [part["name"] for part in found["parts"] if part["by"] == "phase"] == ["forward", "backward", "optimizer"]
     assert found["ranks"][0]["steps"] == 5
     assert "made-up" in found["warnings"][0]
-    assert found["next_line"].startswith("lagom tune --from-trace ")
+    assert found["next_line"].startswith("lagom tune --example")
     assert str(EXAMPLE.parent) not in json.dumps(found)
     assert EXAMPLE.stat().st_size < 50_000
 
@@ -35,7 +35,9 @@ def test_the_next_line_of_the_example_predicts():
     assert 0 < job.from_trace.step_error < MAX_STEP_ERROR
 
 
-@pytest.mark.parametrize("arguments", [["analyze"], ["analyze", "--example", "t.json"]])
+@pytest.mark.parametrize(
+    "arguments", [["analyze"], ["analyze", "--example", "t.json"], ["tune", "--example", "--from-trace", "t.json"]]
+)
 def test_traces_or_the_example_one_of_them(arguments, capsys):
     assert main(arguments) == 2
-    assert capsys.readouterr().err.startswith("lagom analyze: give ")
+    assert capsys.readouterr().err.startswith(f"lagom {arguments[0]}: give ")

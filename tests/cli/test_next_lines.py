@@ -58,7 +58,7 @@ RUNS = {
         "lagom plan step.json --cluster a40_nvlink --planner program_order --out planned-2"
     ),
     "tune shapes.toml --tuner default --out tuned": "lagom run --online -- COMMAND",
-    "analyze --example": "lagom tune --from-trace",
+    "analyze --example": "lagom tune --example",
     "show tuned": "lagom open tuned",
     "show planned/plan.toml": "lagom plan JOB.toml --apply planned/plan.toml",
     "show 'the ranked'": "lagom simulate 'the ranked/best.toml'",

@@ -126,6 +126,9 @@ def _tune(verbs: _Verbs) -> None:
         help="predict from profiler traces (a file, or a folder of them) what tuning would gain; of JOB.toml, if "
         "given, only [tune], [cluster] and [cost] count",
     )
+    parser.add_argument(
+        "--example", action="store_true", help="predict from a made-up trace that comes with the package"
+    )
     parser.add_argument("--backend", metavar="NAME", help="what runs the measurements, instead of the job's")
     parser.add_argument("--tuner", metavar="NAME", help="what searches, instead of the job's")
     parser.add_argument("--seed", type=seed, metavar="N", help="seed of search, noise and shuffling")

@@ -21,6 +21,7 @@ from lagom_overlap.jobfile.variants import JobVariants
 from lagom_overlap.report.fitted import to_type
 from lagom_overlap.report.tune.terminal import changes, verdict_panel
 from lagom_overlap.report.tune.words import UNDO, next_commands
+from lagom_overlap.trace.files import EXAMPLE
 from lagom_overlap.tuners.journal import StepKind
 from lagom_overlap.units import format_seconds
 from lagom_overlap.verbs.measure import Observer, RunProgress
@@ -71,11 +72,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the verb and returns the exit code."""
     if arguments.sets and arguments.job is None:
         raise JobError("--set sets keys of a job file: give one")
+    if arguments.example and arguments.from_trace is not None:
+        raise JobError("give --from-trace or --example, not both")
+    trace = EXAMPLE if arguments.example else arguments.from_trace
     spec = None
     if arguments.job is not None:
-        is_seen = arguments.from_trace is not None  # what is trained
+        is_seen = trace is not None  # what is trained
         spec = JobVariants.read(arguments.job, arguments.sets, may_lack_work=is_seen).one()
-    job = job_for(spec, arguments.from_trace, seed=arguments.seed, backend=arguments.backend, bundle=arguments.bundle)
+    job = job_for(spec, trace, seed=arguments.seed, backend=arguments.backend, bundle=arguments.bundle)
     request = TuneRequest(
         job=job,
         backend=arguments.backend,

@@ -129,10 +129,7 @@ def _next_line(request: AnalyzeRequest, findings: Findings, *, has_groups: bool)
     """What to type next: a prediction from these traces where something overlaps, else a better recording."""
     first = request.traces[0]
     if first == EXAMPLE:
-        find = (
-            "from lagom_overlap.trace.files import EXAMPLE; print(EXAMPLE)"  # a path would name this machine's folders
-        )
-        return f"lagom tune --from-trace \"$(python -c '{find}')\"  # what other settings would gain"
+        return "lagom tune --example  # what other settings would gain"
     folders = {trace.parent for trace in request.traces}
     whole = first.parent if len(request.traces) > 1 and len(folders) == 1 else first
     if whole.is_absolute():  # the page goes to others, whom the folders of this machine do not concern
