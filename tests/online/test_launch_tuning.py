@@ -97,7 +97,9 @@ def start(tmp_path, monkeypatch):
         monkeypatch.setattr(launch_session, "OnlineTuner", lambda *_, **__: tuner)
         events = JsonLines(tmp_path / "events.jsonl", rank=0)
         metrics = PrometheusFile(tmp_path / "metrics.prom", rank=0)
-        session = Tuning(events, metrics, folder=tmp_path, config=None, options=OnlineOptions(), rank=0)
+        session = Tuning(
+            events, metrics, folder=tmp_path, config=None, options=OnlineOptions(), rank=0, is_on_gloo=True
+        )
         ranks.append(Rank(session, events, metrics, is_trained, folder=tmp_path))
         return partial(train, torch.nn.Linear(2, 2))
 
@@ -251,3 +253,19 @@ def test_a_job_that_trained_nothing_that_can_be_tuned_says_so_at_its_end(start, 
     assert said[0] == "lagom: result: nothing was tuned"
     assert "DTensor" in said[1]
     assert said[2].startswith("lagom: next: lagom run --observe -- COMMAND")
+
+
+def test_a_job_whose_process_groups_are_gone_ends_with_its_conclusion_under_a_build_with_nccl(
+    start, capsys, tmp_path, monkeypatch
+):
+    """`destroy_process_group` comes before Python's exit; what backend there was cannot be asked then."""
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    step = start(Tuner())
+    for _ in range(4):
+        step()
+    start.ranks[0].close()
+    said = capsys.readouterr().err
+    assert "runs without us" not in said
+    assert "lagom: result: " in said
+    last = json.loads((tmp_path / "events.jsonl").read_text().splitlines()[-1])
+    assert (last["event"], last["steps"]) == ("end", 4)

@@ -394,7 +394,7 @@ def test_of_thousands_of_ranks_a_few_are_named_by_a_hundred_questions_or_so(miss
         (["online", "observe", "off"], "rank 1 runs in mode observe, not online, rank 2 is off (LAGOM_DISABLE is set)"),
         (
             ["online", "online", "unknown"],
-            "rank 2 is off (LAGOM_RUN_MODE is 'unknown'; allowed: fixed, held, planned, observe, online, prove)",
+            "rank 2 is off (LAGOM_RUN_MODE is 'unknown', allowed: fixed, held, planned, observe, online, prove)",
         ),
     ],
     ids=["all", "bare", "another mode and off", "failed"],

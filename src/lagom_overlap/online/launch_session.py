@@ -202,6 +202,7 @@ def _take_hooks_away(reference: "weakref.ref[Rank]") -> None:
 class Tuning:
     """Hands the job to `OnlineTuner`, which starts from a file if there is one.
 
+    `is_on_gloo` is told, not asked: at the end of a job its process groups are gone.
     Options without `searches` judge the file's settings (`lagom run --prove`), or set them (`--config` on gloo).
     """
 
@@ -214,8 +215,10 @@ class Tuning:
         config: Path | None,
         options: OnlineOptions,
         rank: int,
+        is_on_gloo: bool,
     ) -> None:
         self._events, self._metrics = events, metrics
+        self._is_on_gloo = is_on_gloo
         self._folder, self._config, self._rank, self._options = folder, config, rank, options
         self._proves = not options.searches and options.check_share > 0
         self._tuner: OnlineTuner | None = None
@@ -294,7 +297,7 @@ class Tuning:
             num_steps=0 if tuner is None else tuner.num_steps,
             num_steps_left=0 if tuner is None else tuner.num_steps_left,
             has_model=tuner is not None,
-            is_on_gloo=nccl_in_use() is None,
+            is_on_gloo=self._is_on_gloo,
             searches=self._options.searches,
         )
 
@@ -419,6 +422,7 @@ def begin_session(environment: Mapping[str, str]) -> Rank:
                 config=Path(config) if config else None,
                 options=options_of(mode, environment),
                 rank=rank,
+                is_on_gloo=nccl is None,
             )
             # On gloo an adapter has to fit the model; below the plug-in any framework will do.
             accepts = is_trained_in_parallel if nccl is None else is_trained
