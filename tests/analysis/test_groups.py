@@ -5,6 +5,7 @@ from gpu_traces import gpu_trace
 
 from lagom_overlap.analysis.findings import analyse
 from lagom_overlap.analysis.groups import NEAR_NS, BoundBy, grouped, overlap_groups
+from lagom_overlap.analysis.traced_job import bases_alone
 from lagom_overlap.trace.gpu_trace import EventRole
 
 K, C = EventRole.COMPUTE, EventRole.COMM
@@ -126,3 +127,11 @@ def test_halves_are_the_rank_s_steps_in_turn_whichever_of_them_has_the_group():
     assert group.makespan_ns == pytest.approx(32 * MS)  # steps 0 and 2
     assert second[name].makespan_ns == pytest.approx(30 * MS)  # steps 1 and 3
     assert second[name].num_occurrences == 2
+
+
+def test_what_runs_before_the_first_step_is_in_neither_half():
+    rows = [(K, at * MS, (at + length) * MS) for at, length in ((0, 9), (10, 9), (20, 9))]
+    rows += [(K, (start + at) * MS, (start + at + 1) * MS) for start in (100, 200) for at in (0, 10, 20)]
+    trace = gpu_trace(rows, steps=[(0, 100 * MS, 200 * MS), (1, 200 * MS, 300 * MS)])
+    for half in (0, 1):
+        assert list(bases_alone(analyse([trace]), half).values()) == [1 * MS]

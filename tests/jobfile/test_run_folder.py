@@ -137,3 +137,14 @@ def test_runs_are_listed_with_the_latest_first_and_nothing_else(tmp_path: Path) 
     written(tmp_path / "older", format=0)
     (tmp_path / "note.txt").write_text("x")
     assert [run.path.name for run in list_runs(tmp_path)] == ["c", "b", "a"]
+
+
+def test_a_folder_that_is_not_ours_to_read_is_passed_over(tmp_path, monkeypatch):
+    """As in a shared one: another user's folder of mode 0700."""
+    (tmp_path / "theirs").mkdir()
+
+    def denied(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(RunFolder, "read", denied)
+    assert list_runs(tmp_path) == ()

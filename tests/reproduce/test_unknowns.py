@@ -8,6 +8,7 @@ import pytest
 from lagom_overlap.cost import Collectives
 from lagom_overlap.errors import UnknownNameError
 from lagom_overlap.papers.reproduce import run_reproduce
+from lagom_overlap.papers.reproduce.figure3 import lines as lines_of_figure3
 from lagom_overlap.papers.reproduce.figure8 import patterns
 from lagom_overlap.papers.reproduce.ground import ASSUMED, DEFAULT, PROFILES, Assumed, model_of
 from lagom_overlap.papers.reproduce.result import Line, ReproducedVerdict
@@ -78,6 +79,21 @@ def test_fig5_is_decided_by_the_sequence_that_the_paper_does_not_give() -> None:
     assert {line.verdict for line in report.lines} == {ReproducedVerdict.NOT}
     assert all(region.best is ReproducedVerdict.DIRECTION for region in report.regions)
     assert len(report.regions) == len(report.lines)
+
+
+def test_fig3_is_of_the_sequence_that_is_assumed_and_of_products_that_run_on_every_sm() -> None:
+    """A persistent product has its pass lost to the first channels: 32 cost no more than 8 (section 3.2's knee)."""
+    assert lines_of_figure3("plausible", Assumed(seq_len=512)) != lines_of_figure3("plausible")
+    losses = {}
+    for persistent in (False, True):
+        (line,) = (
+            line
+            for line in lines_of_figure3("plausible", Assumed(persistent=persistent))
+            if line.what.startswith("3b: NC > 8")
+        )
+        losses[persistent] = float(line.ours.split("is ")[1].split("x")[0])
+    assert losses[True] < 1.1
+    assert losses[False] > 2
 
 
 def test_an_interrupt_keeps_what_was_swept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -263,3 +263,11 @@ def test_without_a_terminal_a_missing_source_or_cluster_is_said(capsys: pytest.C
     assert "on a terminal, questions" in capsys.readouterr().err
     with pytest.raises(JobError, match="needs --cluster NAME and --gpus N"):
         run_init(InitRequest(source="phi-2"))
+
+
+def test_ranks_of_several_nodes_are_told_where_they_meet(capsys: pytest.CaptureFixture[str]) -> None:
+    written(LITERALS.replace("(8,)", "(16,)"))
+    assert main(["init", "train.py", "--cluster", "h100_dgx"]) == 0
+    line = capsys.readouterr().out.split("lagom run --observe -- ")[1].splitlines()[0]
+    meets = "--rdzv-backend c10d --rdzv-endpoint HOST:29500"
+    assert line == f"torchrun --nnodes 2 {meets} --nproc-per-node 8 train.py"

@@ -98,7 +98,7 @@ def bases_alone(findings: Findings, half: int | None = None) -> dict[KernelKey, 
         if by_step:
             begins = np.array([step.start_ns for step in rank.steps], dtype=np.int64)
             number = np.searchsorted(begins, events.start_ns[free], side="right") - 1
-            free = free[(number >= 0) & (number % 2 == half)]
+            free = free[number % 2 == half]  # a trace of steps has no event before its first
         if not len(free):
             continue
         columns = np.column_stack((events.name[free], events.grid[free], events.block[free]))
