@@ -127,13 +127,12 @@ def count(arguments: argparse.Namespace) -> int:
         print(f"{what}: {dict(Counter(str(line[what]) for line in lines).most_common())}")
     print(f"features: {dict(Counter(name for line in lines for name in line.get('features', ())).most_common())}")
     raised = Counter(line["raised"][0] for line in lines if line.get("raised"))
-    sets = sum(any(isinstance(s, dict) and s.get("set") for s in line.get("stats", {}).values()) for line in lines)
+    sets = sum(any(isinstance(s, dict) and s.get("used") for s in line.get("stats", {}).values()) for line in lines)
     states = Counter(
         s for line in lines for w in line.get("stats", {}).values() if isinstance(w, dict) for s in w.get("states", [])
     )
-    print(
-        f"programs: {len(lines)}, with settings: {sets}, ended by an exception: {dict(raised)}, states: {dict(states)}"
-    )
+    print(f"programs: {len(lines)}, with settings in force: {sets}")
+    print(f"ended by an exception: {dict(raised)}, states: {dict(states)}")
     print(f"CPU seconds: {sum(line.get('cpu_s', 0) for line in lines):.0f}")
     for line in lines:
         if line["kind"] != "equal":

@@ -75,7 +75,7 @@ def main(number: str, words: list[str]) -> None:
             with out.with_name(f"{out.name}{rank}").open("a") as file:
                 file.write(f"{json.dumps(records)}\n")
         if way == "learn":
-            watches.save_settings(out.parent / "settings.json", program, watch.keys)  # type: ignore[attr-defined]
+            watches.save_settings(out.parent / "settings.json", program, watch.calls)  # type: ignore[attr-defined]
         dist.destroy_process_group()
         models.mesh_of.cache_clear()
     time.sleep(0.1)  # gloo's threads drop the last call's tensors and need Python for it (PyTorch issue 190489)

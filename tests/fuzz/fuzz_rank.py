@@ -123,7 +123,7 @@ class Runner:
                 learning = Route(program)
                 yield "learning", learning
                 path = folder / "settings.json"
-                found["stats"]["num_saved"] = save_settings(path, program, learning.keys)
+                found["stats"]["num_saved"] = save_settings(path, program, learning.calls)
                 if program.mode == "saved":
                     yield "saved", Tuned(program, path)
                 else:

@@ -53,8 +53,7 @@ class Watch(Protocol):
 class Stock:
     """The job alone."""
 
-    def __init__(self) -> None:
-        self.stats: dict[str, Any] = {}
+    stats: dict[str, Any] = {}  # noqa: RUF012 - of a job alone there is nothing to say
 
     def on_model(self, model: nn.Module, optimizer: Any) -> None:
         pass

@@ -35,7 +35,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "D3": Mutant(_DDP, "buffer.mul_(1.0 / num_ranks)", "buffer.div_(num_ranks)", "DDP's hook divides by n"),
     "D4": Mutant(
-        "lagom_overlap.online.routes.gloo",
+        "lagom_overlap.online.routes.group_route",
         "        if not isinstance(group, dist.ProcessGroup) or group in c10d._world.pg_coalesce_state:\n",
         "        if False:\n",
         "groups that this rank is not in, and coalesced calls, are taken by the route",
@@ -66,14 +66,14 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "mean": Mutant(
         "lagom_overlap.online.routes.gloo",
-        "partial(target.div_, len(key.communicator.ranks)) if is_mean else None",
-        "None",
+        "            target.div_(len(row[0].communicator.ranks))\n",
+        "            pass\n",
         "a mean is left a sum",
     ),
     "stale": Mutant(
         "lagom_overlap.engines.gloo_engine",
-        "handles = (post() for post in plan.posts)\n",
-        "handles = [post() for post in plan.posts][:-1]\n",
+        "handles = (post() for post in posts)\n",
+        "handles = [post() for post in posts][:-1]\n",
         "the last slice of a call is not waited for",
     ),
     "bounds": Mutant(

@@ -6,6 +6,7 @@ More of them: benchmarks/fuzz_jobs.py.
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
 
 from fuzzing import Ranks, Result
+from mutants import MUTANTS
 from programs import Program, drawn, program_of, smaller
 
 pytestmark = [pytest.mark.torch, pytest.mark.gloo, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -51,11 +53,20 @@ def test_random_programs_of_two_ranks_compute_the_same_bits(pair: Ranks) -> None
     programs = [drawn(seed, 2, mode=mode) for seed, mode in enumerate(["route"] * 8 + ["saved", "sibling", "observe"])]
     results = [pair.run(program) for program in programs]
     assert [result.line() for result in results if result.is_find] == []
-    assert sum(num_set(result) > 0 for result in results) >= 3
+    assert sum(num_used(result) > 0 for result in results) >= 3
 
 
-def num_set(result: Result) -> int:
-    return max((watch.get("set", 0) for watch in result.stats.values() if isinstance(watch, dict)), default=0)
+def num_used(result: Result) -> int:
+    """Calls of a program in which a setting was in force."""
+    return sum(watch["used"] for watch in result.stats.values() if isinstance(watch, dict))
+
+
+@pytest.mark.parametrize("mode", ["route", "saved", "sibling", "online", "launched", "relaunched"])
+def test_settings_are_in_force_in_every_way_in_which_programs_are_run(pair: Ranks, mode: str) -> None:
+    """A fuzzer that sets nothing finds nothing."""
+    result = pair.run(replace(plain("fsdp2", mode=mode), num_steps=24))
+    assert not result.is_find, result.line()
+    assert num_used(result) > 0, result.stats
 
 
 @pytest.mark.parametrize("name", FINDS)
@@ -78,6 +89,14 @@ ONE_RANKS = ("call", "all_reduce", "float32", 2304, "some", "sum", "now", "after
 def test_defects_that_were_mended_are_found_again(mutant: str, program: Program) -> None:
     with Ranks(program.num_ranks, mutant=mutant) as ranks:
         assert ranks.run(program).kind == "differs"
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_defect_to_put_in_is_one_of_todays_sources(name: str) -> None:
+    mutant = MUTANTS[name]
+    spec = find_spec(mutant.module)
+    assert spec is not None
+    assert Path(str(spec.origin)).read_text(encoding="utf-8").count(mutant.old) == 1
 
 
 def test_a_program_is_the_same_on_every_rank_and_after_its_text() -> None:

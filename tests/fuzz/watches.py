@@ -19,8 +19,8 @@ from programs import Program
 from torch import distributed as dist
 from torch import nn
 
-from lagom_overlap.collective import CommConfig, ConfigTable
-from lagom_overlap.collective.sites import SiteSetting, site_of
+from lagom_overlap.collective import CommConfig, ConfigKey, ConfigTable, size_class
+from lagom_overlap.collective.sites import SiteSetting, cycles_of, role_cycles, site_of
 from lagom_overlap.engines import gloo_space
 from lagom_overlap.export.saved import SavedSettings, write_saved
 from lagom_overlap.online import launch_session
@@ -37,9 +37,30 @@ TUNERS = ("lagom", "lagom", "random")
 
 
 def make_small() -> None:
-    """Lets small messages be cut and searched."""
-    gloo_space.MIN_SLICE_BYTES = LEAST_BYTES  # type: ignore[misc]
-    gloo.LEAST_BYTES = sibling.LEAST_BYTES = LEAST_BYTES  # type: ignore[misc, assignment, attr-defined]
+    """Lets small messages be cut and searched, and counts the calls that ran otherwise than natively."""
+    gloo_space.MIN_SLICE_BYTES = size_class.LEAST_BYTES = LEAST_BYTES  # type: ignore[misc]
+    gloo._run = partial(_counted, gloo._run)  # type: ignore[assignment]
+
+
+_num_used = 0
+
+
+def _counted(run: Callable[..., Any], *args: Any, **how: Any) -> Any:
+    global _num_used  # noqa: PLW0603 - one for the process
+    _num_used += 1
+    return run(*args, **how)
+
+
+class WithUs(Stock):
+    """A job with us: what is known of it, and in how many of its calls a setting was in force."""
+
+    def __init__(self) -> None:
+        self._used_before = _num_used
+        self._stats: dict[str, Any] = {}
+
+    @property
+    def stats(self) -> dict[str, Any]:  # type: ignore[override]
+        return self._stats | {"used": _num_used - self._used_before}
 
 
 _numbers = itertools.count()
@@ -64,17 +85,17 @@ def adapters_of(program: Program, model: nn.Module) -> list[str]:
     return [*fitting, "calls"] if wants_calls else fitting
 
 
-class Route(Stock):
+class Route(WithUs):
     """The gloo route, driven by hand through every state: untouched, measured, set twice, back to default, closed."""
 
     def __init__(self, program: Program) -> None:
         super().__init__()
         self._program = program
         self._route = gloo.GlooRoute(new_store())
-        self.keys: set[Any] = set()
+        self.calls: list[ConfigKey] = []
+        """Of the last step that was measured, in the order of issue."""
         self._epoch = 0
         self._is_closed = False
-        self.stats = {"set": 0}
 
     def on_model(self, model: nn.Module, optimizer: Any) -> None:
         for name in adapters_of(self._program, model):
@@ -92,20 +113,19 @@ class Route(Stock):
             self.close()
             raise
         if is_measured:
-            self.keys |= {call.key for call in self._route.end_step().calls}
+            self.calls = [call.key for call in self._route.end_step().calls]
         if number == 5:
             self.close()
 
     def _table(self, number: int) -> dict[Any, CommConfig]:
         # An all-reduce of more than two ranks sums in another order when it is sliced: `deterministic` leaves it alone.
-        keys = [key for key in self.keys if self._route.is_exact(key) and self._route.space(key) is not None]
+        keys = [key for key in self.calls if self._route.is_exact(key) and self._route.space(key) is not None]
         return {key: setting_of(key, f"{self._program.seed} {number}") for key in keys}
 
     def _switch(self, rows: dict[Any, CommConfig]) -> None:
         self._epoch += 1
-        self._route.prepare(ConfigTable(rows), self._epoch)
+        self._route.prepare(ConfigTable(rows, cycles=cycles_of(self.calls)), self._epoch)
         self._route.commit(self._epoch)
-        self.stats["set"] = max(self.stats["set"], len(rows))
 
     def close(self) -> None:
         self._is_closed = True
@@ -119,7 +139,7 @@ def setting_of(key: Any, salt: str) -> CommConfig:
     return CommConfig(num_channels=rng.choice([1, 2, 3]), chunk_bytes=rng.choice([1 << 10, 1 << 12, 1 << 14]))
 
 
-class Tuned(Stock):
+class Tuned(WithUs):
     """`OnlineTuner`, searching, or with settings of an earlier run."""
 
     def __init__(self, program: Program, config: Path | None = None) -> None:
@@ -127,7 +147,6 @@ class Tuned(Stock):
         self._program, self._config = program, config
         self._tuner: OnlineTuner | None = None
         self.states: set[str] = set()
-        self.num_set = 0
 
     def on_model(self, model: nn.Module, optimizer: Any) -> None:
         adapters = adapters_of(self._program, model)
@@ -141,7 +160,6 @@ class Tuned(Stock):
             yield
         self.states.add(str(self._tuner.state))
         self.reason = self._tuner.reason
-        self.num_set = max(self.num_set, len(self._tuner.settings))
 
     def extra_step(self) -> contextlib.AbstractContextManager[None]:
         assert self._tuner is not None
@@ -154,10 +172,10 @@ class Tuned(Stock):
             route = getattr(self._tuner, "_collectives", None)
             if route is not None and "calls" in adapters_of(self._program, self._tuner.model):
                 route.close()
-        self.stats = {"states": sorted(self.states), "set": self.num_set, "reason": getattr(self, "reason", "")}
+        self._stats = {"states": sorted(self.states), "reason": getattr(self, "reason", "")}
 
 
-class Launched(Stock):
+class Launched(WithUs):
     """What `lagom run --online` and `--observe` do in a rank."""
 
     def __init__(self, program: Program, mode: str, folder: Path, config: Path | None = None) -> None:
@@ -175,7 +193,7 @@ class Launched(Stock):
         self._rank.close()
         launch_session.OnlineTuner = OnlineTuner  # type: ignore[misc]
         lines = [json.loads(line) for line in self._events.read_text().splitlines()] if self._events.exists() else []
-        self.stats = {"states": sorted({line["state"] for line in lines if "state" in line})}
+        self._stats = {"states": sorted({line["state"] for line in lines if "state" in line})}
 
 
 class _Unmeasured:
@@ -189,16 +207,23 @@ class _Unmeasured:
         return 1.0, None
 
 
-class Siblings(Stock):
+class _CountedSiblings(sibling.SiblingRoute):
+    def group_for(self, kind: Any, num_bytes: int, group: Any) -> Any:
+        chosen = super().group_for(kind, num_bytes, group)
+        if chosen.group_desc.startswith("sibling_"):
+            _counted(lambda: None)
+        return chosen
+
+
+class Siblings(WithUs):
     """The route of sibling communicators; gloo stands for NCCL."""
 
     def __init__(self, program: Program) -> None:
         super().__init__()
         self._program = program
-        self._route = sibling.SiblingRoute("gloo", _Unmeasured(), _open_sibling)
-        self._keys: list[Any] = []
+        self._route = _CountedSiblings("gloo", _Unmeasured(), _open_sibling)
+        self._keys: list[ConfigKey] = []
         self._epoch = 0
-        self.stats = {"set": 0}
 
     def on_model(self, model: nn.Module, optimizer: Any) -> None:
         attach(model, self._route)
@@ -216,9 +241,8 @@ class Siblings(Stock):
             channels: Callable[[int], int] = lambda i: 2 if number == 2 else (2, 4)[i % 2]  # noqa: E731
             rows = {key: CommConfig(num_channels=channels(i)) for i, key in enumerate(keys)}
             self._epoch += 1
-            self._route.prepare(ConfigTable(rows), self._epoch)
+            self._route.prepare(ConfigTable(rows, cycles=cycles_of(self._keys)), self._epoch)
             self._route.commit(self._epoch)
-            self.stats["set"] = len(rows)
         self._route.begin_step(is_measured=number != 3)
         try:
             yield
@@ -226,7 +250,7 @@ class Siblings(Stock):
             self._route.close()
             raise
         if number != 3:
-            self._keys = list(dict.fromkeys(call.key for call in self._route.end_step().calls))
+            self._keys = [call.key for call in self._route.end_step().calls]
         if number == 5:
             self._route.close()
 
@@ -238,11 +262,11 @@ def _open_sibling(group: dist.ProcessGroup, limits: Any) -> Any:
     return dist.new_group(dist.get_process_group_ranks(group), group_desc=f"sibling_{limits}")
 
 
-def save_settings(path: Path, program: Program, keys: set[Any]) -> int:
-    """Settings for all that a run was seen to call, as `OnlineTuner.save` writes them; how many."""
+def save_settings(path: Path, program: Program, calls: list[ConfigKey]) -> int:
+    """Settings for all that a run was seen to call in a step, as `OnlineTuner.save` writes them; how many."""
     settings = [
         SiteSetting(site_of(key), setting_of(key, f"{program.seed} saved"))
-        for key in keys
+        for key in calls
         if key.num_bytes >= LEAST_BYTES and (key.kind != "all_reduce" or len(key.communicator.ranks) == 2)
     ]
     settings.sort(key=lambda setting: setting.site)
@@ -251,6 +275,7 @@ def save_settings(path: Path, program: Program, keys: set[Any]) -> int:
         route="gloo",
         is_adopted=bool(settings),
         settings=tuple(settings),
+        cycles=role_cycles(cycles_of(calls)),
         engine=engine_in_use(),
         verdict="as the fuzzer says",
         date=utc_now(),

@@ -92,7 +92,7 @@ for kind in ("fsdp", "ddp"):
     opened.clear()
     route = SiblingRoute("gloo", Unmeasured(), open_sibling)
     routed, taken, shapes = train(kind, 6, route, [few, mixed])
-    used = {base.group.group_desc: sorted(base.siblings) for base in route._bases.values()}
+    used = {base.group.group_desc: sorted(base.siblings) for base in route._groups.values()}
     route.close()
     found[kind] = {
         "equal": plain == routed,

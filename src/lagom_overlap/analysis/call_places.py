@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from lagom_overlap.collective import CollectiveKind
-from lagom_overlap.collective.size_class import LEAST_BYTES
+from lagom_overlap.collective.size_class import is_small
 from lagom_overlap.trace.gpu_trace import UNKNOWN, CommCall, GpuTrace
 
 _MAJORITY: Final = 0.5
@@ -46,7 +46,7 @@ def _sequences(trace: GpuTrace, windows: Sequence[tuple[int, int]]) -> list[tupl
     """For every step and communicator, its calls of 1 MiB and more in the order of issue."""
     by_role: dict[Role, list[int]] = defaultdict(list)
     for at, call in enumerate(trace.calls):
-        if call.event != UNKNOWN and call.kind is not None and call.num_bytes >= LEAST_BYTES:
+        if call.event != UNKNOWN and call.kind is not None and not is_small(call.num_bytes):
             by_role[call.communicator, call.num_ranks].append(at)
     sequences = []
     for role, calls in by_role.items():

@@ -29,7 +29,7 @@ from msgspec import UNSET, UnsetType
 from lagom_overlap.collective.call import Collective, CollectiveKind
 from lagom_overlap.collective.config import CommConfig
 from lagom_overlap.collective.launch import LaunchConfig
-from lagom_overlap.collective.size_class import LEAST_BYTES, class_bytes
+from lagom_overlap.collective.size_class import class_bytes, is_small
 from lagom_overlap.collective.space import CommunicatorId, ConfigKey, ConfigTable
 
 
@@ -166,7 +166,7 @@ def cycles_of(calls: Iterable[ConfigKey]) -> Cycles:
     """The cycles of one rank's step, given its calls in the order of issue; calls below `LEAST_BYTES` are left out."""
     calls_of: dict[CommunicatorId, list[ConfigKey]] = defaultdict(list)
     for key in calls:
-        if key.num_bytes >= LEAST_BYTES:
+        if not is_small(key.num_bytes):
             calls_of[key.communicator].append(key)
     return {name: tuple(keys) for name, keys in calls_of.items()}
 

@@ -18,11 +18,16 @@ _MOST_BYTES: Final = 1 << 48
 """The upper end of the last class, and the largest size of the plug-in's table (`MAX_BYTES`)."""
 
 
+def is_small(num_bytes: int) -> bool:
+    """Whether a call of this size is left alone."""
+    return num_bytes < LEAST_BYTES
+
+
 def class_bytes(num_bytes: int, octaves: int) -> int:
     """The smallest size of the class, which names it."""
     if octaves == 0:
         return num_bytes
-    if num_bytes < LEAST_BYTES:
+    if is_small(num_bytes):
         return 1
     above = num_bytes.bit_length() - LEAST_BYTES.bit_length()
     return LEAST_BYTES << above // octaves * octaves
@@ -33,6 +38,6 @@ def class_range(num_bytes: int, octaves: int) -> tuple[int, int]:
     first = class_bytes(num_bytes, octaves)
     if octaves == 0:
         return first, first
-    if first < LEAST_BYTES:
+    if is_small(first):
         return first, LEAST_BYTES - 1
     return first, min((first << octaves) - 1, _MOST_BYTES)

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 
 from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigKey, ConfigTable, class_range
-from lagom_overlap.collective.size_class import LEAST_BYTES
+from lagom_overlap.collective.size_class import is_small
 from lagom_overlap.errors import TableError
 from lagom_overlap.nccl_plugin import table_layout as layout
 from lagom_overlap.nccl_plugin.size_ranges import CallSite, site_ranges
@@ -103,7 +103,7 @@ def encode_table(
         else:
             sites[key.communicator, key.kind, key.num_bytes][key.occurrence] = carried
     calls = {
-        site: followed[site] if site[0] in cycles and site[2] >= LEAST_BYTES else (calls_per_step or {}).get(site)
+        site: followed[site] if site[0] in cycles and not is_small(site[2]) else (calls_per_step or {}).get(site)
         for site in sites
     }
     ranges = {site: class_range(site[2], table.size_octaves) for site in (*sites, *followed)}
@@ -148,7 +148,7 @@ def table_checksum(data: bytes) -> int:
 
 def _followed(keys: Iterable[ConfigKey]) -> tuple[ConfigKey, ...]:
     """The calls of a step that the plug-in follows: large ones that NCCL asks a tuner about."""
-    return tuple(key for key in keys if key.kind in layout.KINDS and key.num_bytes >= LEAST_BYTES)
+    return tuple(key for key in keys if key.kind in layout.KINDS and not is_small(key.num_bytes))
 
 
 def _carried(key: ConfigKey, config: CommConfig, left_out: list[LeftOut]) -> CommConfig | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from lagom_overlap.collective import CollectiveKind
-from lagom_overlap.collective.size_class import LEAST_BYTES
+from lagom_overlap.collective.size_class import LEAST_BYTES, is_small
 from lagom_overlap.engines.cpu_limits import KINDS as GLOO_KINDS
 from lagom_overlap.nccl_plugin.support import NO, Knob, NcclVersion, Settable, best_route, support_of
 from lagom_overlap.nccl_plugin.table_layout import KINDS as TUNER_KINDS
@@ -42,7 +42,7 @@ class SeenCall:
     @property
     def is_small(self) -> bool:
         """Whether it is left alone for its size."""
-        return 0 < self.num_bytes < LEAST_BYTES
+        return self.num_bytes > 0 and is_small(self.num_bytes)
 
 
 @dataclass(slots=True)

@@ -79,6 +79,7 @@ def run_init(request: InitRequest) -> InitResult:
     if source.is_dir() or (source.is_file() and source.suffix != ".toml" and is_trace(source)):
         return _of_trace(request)
     if request.cluster is None or request.num_gpus is None:
+        read_model(request.source)  # a model that is not there is to be said first
         raise JobError(f"a job of a model needs --cluster NAME and --gpus N: lagom init {request.source} --cluster ...")
     seq_len = request.seq_len or SEQ_LEN
     return _of_model(request, _Whole(request.source, request.cluster, request.num_gpus, seq_len, request.out))

@@ -134,13 +134,13 @@ def test_cuts_of_a_graph_are_those_of_the_rewritten_step() -> None:
 
 
 def test_what_is_said_to_be_cuttable_is_cut() -> None:
-    """A program calls all its products `mm`: a router's for four experts is no longer than 4 where others have 256."""
+    """A program calls all its products `mm`: some sum over no more than 4 numbers."""
 
     def product(name: str, depth: int) -> CompOp:
         axes = (TensorUse("", (0, 1)), TensorUse("", (1, 2)))
-        shards = ShardSpec(axes, (Gather(0), Reduce(), Gather(1)), (256, depth, 256))
+        shards = ShardSpec(axes, (Gather(0), Reduce(), Gather(1)), (1, depth, 1))
         origin = Origin(phase=Phase.BACKWARD, kernel="aten.mm")
-        return CompOp(name=name, work=Gemm(256, 256, depth), shards=shards, origin=origin)
+        return CompOp(name=name, work=Gemm(1, 1, depth), shards=shards, origin=origin)
 
     ops = tuple(product(f"mm_{number}", depth) for number, depth in enumerate((256, 4, 256, 2)))
     problem = replace(fsdp_problem(2), iteration=Iteration("products", ops, True))
@@ -150,7 +150,20 @@ def test_what_is_said_to_be_cuttable_is_cut() -> None:
     for factor, num in ((2, 4), (4, 3), (8, 2)):
         cuts = cuts_of(problem.iteration, {kind: factor for kind in kinds if cutter.can(kind, factor)})
         assert len(cuts) == num
-        assert len(rewritten(problem.iteration, splits_of(cuts)).ops) == 4 + num * (factor - 1)
+        assert len(rewritten(problem.iteration, splits_of(cuts)).ops) == 4 + num * factor  # a join each
+
+
+def test_a_product_is_cut_along_what_it_sums_over_only_where_nothing_else_can_be_cut() -> None:
+    """The copy of pieces that lie side by side moves two thirds of what one addition does."""
+
+    def product(name: str, rows: int) -> CompOp:
+        axes = (TensorUse("", (0, 1)), TensorUse("", (1, 2)))
+        shards = ShardSpec(axes, (Gather(0), Reduce(), Gather(1)), (rows, 64, 1))
+        return CompOp(name=name, work=Gemm(rows, 1, 64), shards=shards, origin=Origin(phase=Phase.BACKWARD))
+
+    iteration = Iteration("products", (product("mm", 64), product("mm_1", 1)), True)
+    assert {kind.cuts[0].axis for kind in op_types(iteration, exact=False)} == {0, 1}
+    assert {kind.cuts[0].axis for kind in op_types(iteration, exact=True)} == {0}
 
 
 def test_an_exact_plan_cuts_no_sum() -> None:

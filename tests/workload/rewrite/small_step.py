@@ -124,13 +124,7 @@ class Interpreter:
         assert op.shards is not None
         base = _base(op.name)
         inputs = [self._input(op, use, base) for use in op.shards.inputs]
-        made = [_FUNCTIONS[base](*parts) for parts in zip(*inputs, strict=True)]
-        cut = self._cut(op.name)
-        if cut and isinstance(op.shards.combine[cut[1]], Reduce) and cut[2]:
-            last = f"{base}#{cut[2] - 1}"
-            assert last in op.deps, f"{op.name} adds to {last} without waiting for it"
-            made = [a + b for a, b in zip(made, self.values[last], strict=True)]
-        return made
+        return [_FUNCTIONS[base](*parts) for parts in zip(*inputs, strict=True)]
 
     def _input(self, op: Op, use: TensorUse, base: str) -> Values:
         if use.source:
@@ -218,7 +212,8 @@ class Interpreter:
         shards = next(o.shards for o in original.ops if o.name == base)
         assert shards is not None
         combine = shards.combine[found[1]]
-        assert isinstance(combine, Gather)
+        if isinstance(combine, Reduce):
+            return [sum(parts[1:], parts[0]) for parts in zip(*(self.values[piece] for piece in pieces), strict=True)]
         whole = []
         for rank in range(self.num_ranks):
             parts = [self.values[piece][rank] for piece in pieces]

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_step import Interpreter, small_step
+from small_step import FFN, HIDDEN, Interpreter, small_step
 
 from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.errors import JobError
@@ -96,13 +96,28 @@ def test_a_join_waits_until_it_is_needed() -> None:
     assert names.index("ag#join") == names.index("wgrad") - 1
 
 
-def test_pieces_of_a_sum_add_up_in_order() -> None:
+def test_pieces_of_a_sum_are_added_where_they_are_needed_and_the_additions_have_their_price() -> None:
+    """By hand: two additions of three pieces read two tensors as large as the gradient and write one."""
     step = Split("ag", 0, 3, (), (*_links(("mm1", "act")), WGRAD_SUMMED))
     after = _same_results(2, (step,))
     ops = {op.name: op for op in after.ops}
-    assert "wgrad#join" not in ops
-    assert "wgrad#0" in ops["wgrad#1"].deps
-    assert ops["ar"].deps == ("wgrad#2",)
+    assert ops["wgrad#join"].deps == ("wgrad#0", "wgrad#1", "wgrad#2")
+    assert ops["wgrad#1"].deps == ("ag#1", "act#1")  # not the piece before: what is added is added by the join
+    assert ops["ar"].deps == ("wgrad#join",)
+    gradient = HIDDEN * FFN * 2
+    join = ops["wgrad#join"]
+    assert isinstance(join, CompOp)
+    assert join.work == MemoryBound(2 * 3 * gradient)
+    buffers = {buffer.name: buffer for buffer in after.buffers if buffer.maker.startswith("wgrad")}
+    assert all(buffer.num_bytes == gradient for buffer in buffers.values())
+
+
+def test_a_sum_that_nothing_waits_for_is_added_behind_its_last_piece() -> None:
+    step = small_step(2)
+    ops = tuple(op for op in step.ops if op.name not in {"ar", "opt"})
+    alone = replace(step, ops=ops, buffers=())
+    names = [op.name for op in rewritten(alone, (Split("wgrad", 1, 2),)).ops]
+    assert names[names.index("wgrad#0") :][:3] == ["wgrad#0", "wgrad#1", "wgrad#join"]
 
 
 def test_only_what_is_needed_whole_is_joined() -> None:

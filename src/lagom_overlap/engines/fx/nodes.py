@@ -216,11 +216,11 @@ class Editor:
         """The tensors one after the other along a dimension."""
         return self.call(torch.ops.aten.cat.default, list(parts), dim, name=name)
 
-    def summed(self, parts: Iterable[fx.Node]) -> fx.Node:
-        """The tensors added, the first two first."""
+    def summed(self, parts: Iterable[fx.Node], *, name: str | None = None) -> fx.Node:
+        """The tensors added, the first two first; the last addition has the name."""
         first, *others = parts
-        for other in others:
-            first = self.call(torch.ops.aten.add.Tensor, first, other)
+        for number, other in enumerate(others, 1):
+            first = self.call(torch.ops.aten.add.Tensor, first, other, name=name if number == len(others) else None)
         return first
 
 

@@ -279,7 +279,7 @@ def _join(editor: Editor, result: fx.Node, name: str, whole: fx.Node, pieces: Pi
         joined = [editor.call(getitem, piece, result.args[1]) for piece in joined]
         name = name if result.args[1] == 0 else f"{name}.{result.args[1]}"
     if cut is None:
-        return editor.summed(joined)
+        return editor.summed(joined, name=name)
     if value_of(result).shape[cut.dim] != len(cut.owner):
         raise JobError(f"{op_name(whole)!r} cannot be cut: its result {result.name!r} does not lie along the cut")
     return cuts.joined(editor, joined, cut, name=name)

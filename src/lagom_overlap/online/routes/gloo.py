@@ -13,8 +13,7 @@ in another order (`is_exact`).
 """
 
 import logging
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -35,18 +34,16 @@ from lagom_overlap.collective import (
     ConfigSpace,
     ConfigTable,
 )
-from lagom_overlap.collective.size_class import LEAST_BYTES
+from lagom_overlap.collective.size_class import is_small
 from lagom_overlap.engines.base import Buffers, Handle
 from lagom_overlap.engines.gloo_engine import GlooEngine
 from lagom_overlap.engines.gloo_group import PrefixStore, Store, device_like
 from lagom_overlap.engines.gloo_space import check_config, gloo_space
 from lagom_overlap.errors import BackendError
 from lagom_overlap.online.device import backend_of
-from lagom_overlap.online.guest import safely
 from lagom_overlap.online.routes.base import (
     GLOO,
     NOTHING,
-    CallCount,
     CallRecord,
     StepKeys,
     StepRecord,
@@ -54,27 +51,22 @@ from lagom_overlap.online.routes.base import (
 )
 from lagom_overlap.online.routes.gloo_clock import CallClock, ClockMark
 from lagom_overlap.online.routes.gloo_work import RunWork
+from lagom_overlap.online.routes.group_route import GroupRoute, JobGroup
 
 _log = logging.getLogger(__name__)
 STEPS_UNTIL_CLOSED: Final = 2
 """Steps after a search before its channels are closed: the step in which it ends, and a whole one."""
 
 
-@dataclass(slots=True)
-class _Group:
+@dataclass(slots=True, kw_only=True)
+class _Group(JobGroup):
     """A process group as we run it."""
 
-    group: dist.ProcessGroup
-    id: CommunicatorId
     engine: GlooEngine
-    step_keys: StepKeys
-    cursor: TableCursor
-    num_calls: int = 0
-    """Of those that could be set, since this process met the group."""
     clock: CallClock | None = None
 
 
-class GlooRoute:
+class GlooRoute(GroupRoute[_Group]):
     """Implements `Route` for the gloo process groups of this process.
 
     What is done to the framework, and how it is taken back, is the adapter's.
@@ -84,71 +76,26 @@ class GlooRoute:
     description = "slices and channels of torch's gloo, timed on the CPU"
 
     def __init__(self, store: Store, *, meeting_timeout_s: float = 60.0) -> None:
+        super().__init__()
         self._store = store
         self._meeting_timeout = timedelta(seconds=meeting_timeout_s)
-        self._groups: dict[str, _Group] = {}
-        self._num_made: Counter[tuple[str, tuple[int, ...]]] = Counter()
-        self._left_alone: set[str] = set()
-        """Groups that this process failed to open."""
-        self._table = NOTHING
-        self._prepared: tuple[int, ConfigTable] | None = None
-        self._before: tuple[int, ConfigTable, Mapping[str, TableCursor]] | None = None
-        """The last epoch that was committed, and what was in force before, by group how far it had come."""
         self._steps_settled: int | None = None
         """Steps since `settle`; None while a search is on."""
         self._is_measuring = False
-        self._is_closed = False
         self._began = self._ended = 0.0
-        self._goes_on = True
         self._marks: list[tuple[ConfigKey, ClockMark]] = []
-        self._on_close: list[Callable[[], None]] = []
-
-    def on_close(self, undo: Callable[[], None]) -> None:
-        """Registers an adapter's `undo`, which is called when the route is removed from the job."""
-        self._on_close.append(undo)
 
     @property
     def is_active(self) -> bool:
         """Whether a call may be other than native: something is set, or measured."""
         return self._is_measuring or len(self._table) > 0
 
-    @property
-    def is_off(self) -> bool:
-        """Whether it is closed, and no lease holds any more: nothing is counted from then on."""
-        return self._is_closed and not self.is_active
-
-    def communicators(self) -> tuple[CommunicatorId, ...]:
-        """See `Route`: the gloo process groups of two or more ranks that this rank is in.
-
-        A group that the job has destroyed is forgotten; another one like it is another communicator.
-        """
-        living: dict[str, dist.ProcessGroup] = {group.group_name: group for group in list(c10d._world.pg_map)}
-        for name, known in list(self._groups.items()):
-            if living.get(name) is not known.group:  # names start anew when all groups were destroyed
-                del self._groups[name]
-        for name, group in living.items():
-            if group.size() < 2 or backend_of(group, "cpu") != "gloo" or name in self._groups:
-                continue
-            if name in self._left_alone:
-                continue
-            ranks = tuple(dist.get_process_group_ranks(group))
-            role = (group.group_desc, ranks)
-            self._left_alone.add(name)
-            order = self._num_made[role]
-            communicator = CommunicatorId(description=group.group_desc, ranks=ranks, creation_order=order)
-            self._groups[name] = self._open(group, communicator)
-            self._left_alone.remove(name)
-            self._num_made[role] += 1
-        return tuple(known.id for known in self._groups.values())
-
-    def counts(self) -> Mapping[CommunicatorId, CallCount]:
-        """See `Route`; a group's own name is that on all of its ranks."""
-        groups = list(self._groups.items())
-        return {group.id: CallCount(name, group.num_calls, len(group.id.ranks)) for name, group in groups}
+    def _is_settable(self, group: dist.ProcessGroup) -> bool:
+        return backend_of(group, "cpu") == "gloo"
 
     def space(self, key: ConfigKey) -> ConfigSpace | None:
         """See `Route`."""
-        if key.num_bytes < LEAST_BYTES:
+        if is_small(key.num_bytes):
             return None
         try:
             return gloo_space(Collective(key.kind, key.num_bytes, len(key.communicator.ranks)))
@@ -175,22 +122,6 @@ class GlooRoute:
                 self._close_what_is_unused()
                 raise BackendError("the route was closed")
         self._prepared = (epoch, table)
-
-    def commit(self, epoch: int) -> None:
-        """See `Route`."""
-        if self._prepared is None or self._prepared[0] != epoch:
-            raise BackendError(f"epoch {epoch} was not prepared")
-        self._before = (epoch, self._table, {name: group.cursor for name, group in self._groups.items()})
-        self._table, self._prepared = self._prepared[1], None
-        for group in self._groups.values():
-            group.cursor = TableCursor(self._table, group.id)
-
-    def take_back(self, epoch: int) -> None:
-        """See `Route`."""
-        if self._before is not None and self._before[0] == epoch:
-            _, self._table, cursors = self._before
-            for name, group in self._groups.items():
-                group.cursor = cursors.get(name) or TableCursor(NOTHING, group.id)
 
     def settle(self) -> None:
         """See `Route`: channels are closed once a whole step has passed, so that no call of the search is under way."""
@@ -220,10 +151,6 @@ class GlooRoute:
         """See `Route`."""
         self._ended, self._goes_on = perf_counter(), False
 
-    def goes_on(self) -> bool:
-        """See `Route`."""
-        return self._goes_on
-
     def end_step(self) -> StepRecord:
         """See `Route`."""
         duration_s = (perf_counter() if self._goes_on else self._ended) - self._began
@@ -235,28 +162,15 @@ class GlooRoute:
 
     def close(self) -> None:
         """See `Route`."""
-        self._is_closed = True
         self._is_measuring = False
         for group in self._groups.values():
             if group.clock is not None:
                 group.clock.close()
                 group.clock = None
-        if self._table.lease_steps is None:  # all ranks have agreed to take it away, or nothing was set
-            self._table = NOTHING
-        self._end_if_over()
+        super().close()
 
-    def _end_if_over(self) -> None:
-        """Once closed, and the last call is made that a lease held for: as if we had never been there."""
-        if not self._is_closed:
-            return
-        living = list(c10d._world.pg_map)
-        if all(group.cursor.is_over for group in list(self._groups.values()) if group.group in living):
-            self._table = NOTHING
-        if self.is_off:
-            undone, self._on_close = self._on_close, []
-            for undo in reversed(undone):
-                safely(undo)  # this may be within a call of the job
-            safely(self._close_what_is_unused)
+    def _removed(self) -> None:
+        self._close_what_is_unused()
 
     def call(
         self,
@@ -329,7 +243,7 @@ class GlooRoute:
         It is counted before it is issued, so that whoever waits elsewhere can be told of it; one that fails was never
         issued, and does not count. One that is interrupted was: it is waited for here, or about to be.
         """
-        if num_bytes < LEAST_BYTES:
+        if is_small(num_bytes):
             yield None
             return
         cursor = known.cursor
@@ -366,20 +280,6 @@ class GlooRoute:
             resumed_s=max(0.0, (mark.resumed_s or 0.0) - self._began) if is_joined else None,
         )
 
-    def _known(self, group: dist.ProcessGroup) -> _Group | None:
-        """The group as we run it; None if this rank is not in it, it is gone, or its calls are being coalesced."""
-        if not isinstance(group, dist.ProcessGroup) or group in c10d._world.pg_coalesce_state:
-            return None  # torch has a number for groups that a rank is not in
-        name = group.group_name
-        known = self._groups.get(name)
-        if (known is None and name not in self._left_alone) or (known is not None and known.group is not group):
-            try:
-                self.communicators()
-            except Exception as error:
-                _log.warning("calls on %r are left alone: %s", group.group_desc, error)
-            known = self._groups.get(name)
-        return known if known is not None and known.group is group and group in c10d._world.pg_map else None
-
     def _open(self, group: dist.ProcessGroup, name: CommunicatorId) -> _Group:
         backend = group._get_backend(torch.device("cpu"))
         engine = GlooEngine(
@@ -392,7 +292,7 @@ class GlooRoute:
             call_timeout=backend.options._timeout,
             sums_as_native=True,
         )
-        return _Group(group, name, engine, StepKeys(name), TableCursor(NOTHING, name))
+        return _Group(group, name, StepKeys(name), TableCursor(NOTHING, name), engine=engine)
 
     @staticmethod
     def _rows(table: ConfigTable, group: _Group) -> ConfigTable:

@@ -15,8 +15,7 @@ Frameworks hand over the choice: FSDP2 by its custom communication, DDP by a hoo
 
 import logging
 import os
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Final, TypeAlias, cast
@@ -34,11 +33,11 @@ from lagom_overlap.collective import (
     ConfigTable,
     Subspace,
 )
-from lagom_overlap.collective.size_class import LEAST_BYTES
+from lagom_overlap.collective.size_class import is_small
 from lagom_overlap.errors import BackendError, SpaceError
 from lagom_overlap.online.device import backend_of, job_device
-from lagom_overlap.online.guest import safely
-from lagom_overlap.online.routes.base import NOTHING, CallCount, StepKeys, StepRecord, TableCursor
+from lagom_overlap.online.routes.base import NOTHING, StepKeys, StepRecord, TableCursor
+from lagom_overlap.online.routes.group_route import GroupRoute, JobGroup
 from lagom_overlap.online.routes.plugin_events import StepTimer, step_record
 
 _log = logging.getLogger(__name__)
@@ -60,76 +59,38 @@ _SPLITTING: Final = ("ProcessGroupNCCL2", "ProcessGroupNCCLLazy")
 """PyTorch 2.15's engines: backends `nccl` and `nccl2`, and `nccl-lazy`."""
 
 
-@dataclass(slots=True)
-class _Base:
-    """One of the job's process groups, its siblings by their limits, and its calls of this step."""
+@dataclass(slots=True, kw_only=True)
+class _Base(JobGroup):
+    """One of the job's process groups, and its siblings by their limits."""
 
-    group: dist.ProcessGroup
-    id: CommunicatorId
     siblings: dict[Limits, dist.ProcessGroup]
-    step_keys: StepKeys
-    cursor: TableCursor
-    num_calls: int = 0
 
 
-class SiblingRoute:
+class SiblingRoute(GroupRoute[_Base]):
     """Implements `Route` for process groups of one backend of torch (`"nccl"`)."""
 
     name = "sibling"
     description = "sibling communicators with their own channels (and threads, where NCCL reads them anew)"
 
     def __init__(self, backend: str, timer: StepTimer, open_sibling: OpenSibling) -> None:
+        super().__init__()
         self._backend = backend
         # Settings are prepared in a thread of their own, and CUDA's current device is each thread's own.
         self._device = (job_device() if backend == "nccl" else None) or torch.device("cpu")
         self._timer = timer
         self._open_sibling = open_sibling
-        self._bases: dict[str, _Base] = {}
-        self._num_made: Counter[tuple[str, tuple[int, ...]]] = Counter()
-        self._made: set[str] = set()
-        self._table = NOTHING
-        self._prepared: tuple[int, ConfigTable] | None = None
-        self._before: tuple[int, ConfigTable, Mapping[str, TableCursor]] | None = None
-        """The last epoch that was committed, and what was in force before, by group how far it had come."""
         self._calls: list[ConfigKey] = []
         self._is_measured = False
-        self._goes_on = True
-        self._is_closed = False
-        self._on_close: list[Callable[[], None]] = []
 
-    def on_close(self, undo: Callable[[], None]) -> None:
-        """Calls `undo` when the route is taken off the job: an adapter's way back."""
-        self._on_close.append(undo)
+    def _is_settable(self, group: dist.ProcessGroup) -> bool:
+        return self._backend in backend_of(group, self._device.type)
 
-    def communicators(self) -> tuple[CommunicatorId, ...]:
-        """See `Route`: the job's own process groups of two or more ranks, not our siblings.
-
-        A group that the job has destroyed is forgotten; another one like it is another communicator.
-        """
-        living: dict[str, dist.ProcessGroup] = {group.group_name: group for group in list(c10d._world.pg_map)}
-        for name, base in list(self._bases.items()):
-            if living.get(name) is not base.group:  # names start anew when all groups were destroyed
-                del self._bases[name]
-        for name, group in living.items():
-            if group.size() < 2 or name in self._made or name in self._bases:
-                continue
-            if self._backend not in backend_of(group, self._device.type):
-                continue
-            ranks = tuple(dist.get_process_group_ranks(group))
-            order = self._num_made[group.group_desc, ranks]
-            self._num_made[group.group_desc, ranks] += 1
-            known = CommunicatorId(description=group.group_desc, ranks=ranks, creation_order=order)
-            self._bases[name] = _Base(group, known, {}, StepKeys(known), TableCursor(NOTHING, known))
-        return tuple(base.id for base in self._bases.values())
-
-    def counts(self) -> Mapping[CommunicatorId, CallCount]:
-        """See `Route`; a group's own name is that on all of its ranks."""
-        bases = list(self._bases.items())
-        return {base.id: CallCount(name, base.num_calls, len(base.id.ranks)) for name, base in bases}
+    def _open(self, group: dist.ProcessGroup, communicator: CommunicatorId) -> _Base:
+        return _Base(group, communicator, StepKeys(communicator), TableCursor(NOTHING, communicator), siblings={})
 
     def space(self, key: ConfigKey) -> ConfigSpace | None:
         """See `Route`."""
-        if key.num_bytes < LEAST_BYTES:
+        if is_small(key.num_bytes):
             return None
         if "NCCL_NTHREADS" in os.environ.get(_NO_CACHE, "") and key.kind is not CollectiveKind.ALL_TO_ALL:
             return ConfigSpace((Subspace(num_channels=CHANNELS_WITH_THREADS, num_threads=THREADS),))
@@ -150,7 +111,7 @@ class SiblingRoute:
         for key, config in table:
             wanted.setdefault(key.communicator, set()).add(_limits(config))
         self.communicators()
-        bases = {base.id: base for base in self._bases.values()}
+        bases = {base.id: base for base in self._groups.values()}
         for name, limits_wanted in wanted.items():
             if name not in bases:
                 raise SpaceError(f"there is no process group {name.description!r} of {len(name.ranks)} ranks")
@@ -167,28 +128,12 @@ class SiblingRoute:
                     base.siblings[limits] = self._opened(base.group, limits)
         self._prepared = (epoch, table)
 
-    def commit(self, epoch: int) -> None:
-        """See `Route`."""
-        if self._prepared is None or self._prepared[0] != epoch:
-            raise BackendError(f"epoch {epoch} was not prepared")
-        self._before = (epoch, self._table, {name: base.cursor for name, base in self._bases.items()})
-        self._table, self._prepared = self._prepared[1], None
-        for base in self._bases.values():
-            base.cursor = TableCursor(self._table, base.id)
-
-    def take_back(self, epoch: int) -> None:
-        """See `Route`."""
-        if self._before is not None and self._before[0] == epoch:
-            _, self._table, cursors = self._before
-            for name, base in self._bases.items():
-                base.cursor = cursors.get(name) or TableCursor(NOTHING, base.id)
-
     def settle(self) -> None:
-        """See `Route`: siblings stay until the job destroys its process groups."""
+        """See `Route`: siblings stay until the job destroys its process groups, because calls may be in flight."""
 
     def begin_step(self, *, is_measured: bool) -> None:
         """See `Route`."""
-        for base in list(self._bases.values()):
+        for base in list(self._groups.values()):
             base.step_keys.clear()
         self._calls.clear()
         self._goes_on = True
@@ -202,10 +147,6 @@ class SiblingRoute:
         if self._is_measured:
             self._timer.mark_end()
 
-    def goes_on(self) -> bool:
-        """See `Route`."""
-        return self._goes_on
-
     def end_step(self) -> StepRecord:
         """See `Route`."""
         duration_s, timed = self._timer.end() if self._is_measured else (0.0, None)
@@ -214,38 +155,15 @@ class SiblingRoute:
         self._calls.clear()
         return step_record(keys, duration_s, timed)
 
-    def close(self) -> None:
-        """See `Route`; siblings stay until the job destroys its process groups, because calls may be in flight."""
-        self._is_closed = True
-        if self._table.lease_steps is None:  # all ranks have agreed to take it away, or nothing was set
-            self._table = NOTHING
-        self._end_if_over()
-
-    def _end_if_over(self) -> None:
-        """Once closed, and the last call is made that a lease held for: as if we had never been there."""
-        if not self._is_closed:
-            return
-        living = list(c10d._world.pg_map)
-        if all(base.cursor.is_over for base in list(self._bases.values()) if base.group in living):
-            self._table = NOTHING
-        if len(self._table) == 0:
-            undone, self._on_close = self._on_close, []
-            for undo in reversed(undone):
-                safely(undo)  # this may be within a call of the job
-
     def group_for(self, kind: CollectiveKind, num_bytes: int, group: dist.ProcessGroup | None) -> dist.ProcessGroup:
         """The process group to issue the next call of this kind and size on: the job's own, or its sibling."""
         own = group or c10d._get_default_group()
-        # torch has a number for groups that this rank is not in; calls that it coalesces stay together.
-        is_off = self._is_closed and len(self._table) == 0
-        if is_off or not isinstance(own, dist.ProcessGroup) or own in c10d._world.pg_coalesce_state:
-            return own
-        base = self._base(own)
+        base = None if self.is_off else self._known(own)
         if base is None:
             return own
         if self._is_measured:
             self._calls.append(base.step_keys.next_key(kind, num_bytes))
-        if num_bytes < LEAST_BYTES:
+        if is_small(num_bytes):
             return own
         self._goes_on = True
         base.num_calls += 1
@@ -257,23 +175,10 @@ class SiblingRoute:
             return own
         return base.siblings[_limits(row[1])]
 
-    def _base(self, group: dist.ProcessGroup) -> _Base | None:
-        """The group as we know it; None if it is gone, or no one of ours."""
-        if group.group_name in self._made:
-            return None
-        base = self._bases.get(group.group_name)
-        if base is None or base.group is not group:
-            try:
-                self.communicators()
-            except Exception as error:
-                _log.warning("calls on %r are left alone: %s", group.group_desc, error)
-            base = self._bases.get(group.group_name)
-        return base if base is not None and base.group is group and group in c10d._world.pg_map else None
-
     def _opened(self, group: dist.ProcessGroup, limits: Limits) -> dist.ProcessGroup:
         try:
             sibling = self._open_sibling(group, limits)
-            self._made.add(sibling.group_name)
+            self._left_alone.add(sibling.group_name)
             # NCCL makes a communicator at its first use: now, not within a measured step.
             dist.all_reduce(torch.zeros(1, device=self._device), group=sibling)
         except (RuntimeError, ValueError) as error:

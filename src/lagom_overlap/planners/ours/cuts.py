@@ -3,8 +3,7 @@
 A coarse operator cannot fill a short wait: that is why the preemptive bound is out of reach (spec, planners section
 5.6). A chain across a collective, cut along one dimension, is a pipeline: what makes its input, or reads its output,
 runs during it (`chain_types`). Operators of one type (the same place in every layer) are cut alike. The pieces are
-those of `workload.rewrite`: where they add up, one waits for the other and the last is the result; where they lie side
-by side a join copies them.
+those of `workload.rewrite`, with a join that copies them where they lie side by side and adds them where they add up.
 """
 
 import re
@@ -60,8 +59,8 @@ class OpType:
 def op_types(iteration: Iteration, *, exact: bool) -> tuple[OpType, ...]:
     """The types of operators that can be cut; with `exact` none whose reduction would run in another order.
 
-    Preferred is an axis whose pieces are summed, since that needs no join. A program's products may all have one name:
-    what can be cut in 8 and what can be cut in 4 are of two types.
+    Preferred is an axis whose pieces lie side by side: a copy costs less than additions. A program's products may all
+    have one name: what can be cut in 8 and what can be cut in 4 are of two types.
     """
     types: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for task, op in enumerate(iteration.ops):
@@ -90,9 +89,9 @@ def _axis(op: Op, exact: bool) -> int | None:
     fits.sort(key=lambda axis: -finest[axis])
     summed = [axis for axis in fits if isinstance(op.shards.combine[axis], Reduce)]
     aside = [axis for axis in fits if axis not in summed]
-    if isinstance(op, CompOp) and summed and not exact:
-        return summed[0]
-    return aside[0] if aside else None
+    if aside:
+        return aside[0]
+    return summed[0] if isinstance(op, CompOp) and summed and not exact else None
 
 
 class Cutter:
@@ -106,7 +105,7 @@ class Cutter:
             for dep in op.deps:
                 self._followers[dep].append(op.name)
         self._pieces: dict[tuple[str, int, int], tuple[int, ...]] = {}
-        self._joins: dict[str, int] = {}
+        self._joins: dict[tuple[str, int], int] = {}
         self._can: dict[object, bool] = {}
 
     def pieces(self, name: str, axis: int, num: int) -> tuple[int, ...]:
@@ -123,12 +122,12 @@ class Cutter:
             )
         return self._pieces[key]
 
-    def _join(self, name: str) -> int:
-        """Ticks of the copy that joins an operator's pieces."""
-        if name not in self._joins:
+    def _join(self, name: str, num_sums: int) -> int:
+        """Ticks of what makes one of an operator's pieces: a copy, or additions where `num_sums` pieces add up."""
+        if (name, num_sums) not in self._joins:
             op = self._ops[name]
-            self._joins[name] = self._ticks(joined(op, (), op.stream))
-        return self._joins[name]
+            self._joins[name, num_sums] = self._ticks(joined(op, (), op.stream, num_sums=num_sums))
+        return self._joins[name, num_sums]
 
     def _ticks(self, op: Op) -> int:
         return max(1, round(self._problem.times.seconds(op) / TICK_S))
@@ -139,9 +138,9 @@ class Cutter:
         whole = {member: self._ticks(self._ops[member]) for member in axes}
         more = {member: sum(self.pieces(member, axis, 2)) - whole[member] for member, axis in axes.items()}
         joins = sum(
-            self._join(member)
+            self._join(member, 2 if self._is_summed(member, axis) else 0)
             for member, axis in axes.items()
-            if not self._is_summed(member, axis) and not axes.keys() >= set(self._followers[member])
+            if self._is_summed(member, axis) or not axes.keys() >= set(self._followers[member])
         )
         beside = sum(whole.values()) - whole[name]
         return min(whole[name], beside) // 2 - sum(more.values()) - joins
@@ -163,16 +162,16 @@ class Cutter:
                 drawing.waiting += [(drawing.parts[task][0], pred, None) for pred in graph.preds[task]]
                 continue
             axis, parts = axis_of[name], drawing.parts.setdefault(task, [])
-            is_summed = self._is_summed(name, axis)
-            for number, length in enumerate(self.pieces(name, axis, cuts[chain].num)):
-                before = parts[-1:] if is_summed else ()
-                parts.append(drawing.add(f"{name}#{number}", length, graph.resource[task], before))
+            num = cuts[chain].num
+            num_sums = num if self._is_summed(name, axis) else 0
+            for number, length in enumerate(self.pieces(name, axis, num)):
+                parts.append(drawing.add(f"{name}#{number}", length, graph.resource[task]))
                 for pred in graph.preds[task]:
                     beside = number if chain_of.get(graph.names[pred]) == chain else None
                     drawing.waiting.append((parts[-1], pred, beside))
-            if not is_summed and any(chain_of.get(follower) != chain for follower in self._followers[name]):
+            if num_sums or any(chain_of.get(follower) != chain for follower in self._followers[name]):
                 on = RESOURCES.index(Resource.COMPUTE)
-                drawing.join[task] = drawing.add(f"{name}#join", self._join(name), on, parts)
+                drawing.join[task] = drawing.add(f"{name}#join", self._join(name, num_sums), on, parts)
         return drawing.graph(graph)
 
     def can(self, kind: OpType, num: int) -> bool:

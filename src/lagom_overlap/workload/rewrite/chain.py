@@ -131,7 +131,7 @@ def _check_convex(draft: Draft, chain: Chain) -> None:
 def member_pieces(draft: Draft, name: str, chain: Chain, piece_of: PieceName) -> Replacement:
     """The pieces of one member, each waiting for the same piece of the members that it reads.
 
-    Outside of the chain it is known by its join where the pieces are gathered, by the last piece where they add up.
+    Outside of the chain it is known by its join, which copies the pieces into one tensor or adds them up.
     """
     op, axis = draft.op(name), chain.axes[name]
     assert op.shards is not None, name
@@ -144,21 +144,17 @@ def member_pieces(draft: Draft, name: str, chain: Chain, piece_of: PieceName) ->
             if dep in chain.axes:
                 shards = renamed_source(shards, dep, piece_of(dep, number))
         deps = [piece_of(dep, number) if dep in chain.axes else dep for dep in op.deps]
-        if made and isinstance(combine, Reduce):
-            deps.append(made[-1].name)
         made.append(replace(part, name=piece_of(name, number), deps=tuple(dict.fromkeys(deps)), shards=shards))
     names = tuple(part.name for part in made)
-    copied = [ceil(_copied_bytes(draft, op, chain) * share) for share in chain.shares]
-    if isinstance(combine, Reduce):  # a product, and the sum of it and those before
-        copied = [num_bytes + (number and draft.bytes_made(name)) for number, num_bytes in enumerate(copied)]
+    copied = tuple(ceil(_copied_bytes(draft, op, chain) * share) for share in chain.shares)
     outside = [follower for follower in draft.followers(name) if follower not in chain.axes]
-    if isinstance(combine, Gather) and outside:
-        join = joined(op, names, compute_stream(draft, op, outside))
-        return Replacement(tuple(made), (join.name,), join, made=chain.shares, copied_bytes=tuple(copied))
-    sizes = (
-        chain.shares if isinstance(combine, Gather) else (Fraction(1),) * len(names)
-    )  # sums are as large as the whole
-    return Replacement(tuple(made), (names[-1],), made=sizes, copied_bytes=tuple(copied))
+    is_summed = isinstance(combine, Reduce)
+    sizes = (Fraction(1),) * len(names) if is_summed else chain.shares  # what is summed is as large as the whole
+    if not outside and not is_summed:
+        return Replacement(tuple(made), (names[-1],), made=sizes, copied_bytes=copied)
+    stream = compute_stream(draft, op, outside)
+    join = joined(op, names, stream, num_sums=len(names) if is_summed else 0)
+    return Replacement(tuple(made), (join.name,), join, made=sizes, copied_bytes=copied)
 
 
 def _copied_bytes(draft: Draft, op: Op, chain: Chain) -> int:

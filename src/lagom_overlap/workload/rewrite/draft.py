@@ -25,9 +25,10 @@ _BEHIND_ALL: Final = 1 << 60
 class Replacement:
     """What takes an operator's place, in issue order, and what those who waited for it wait for instead.
 
-    `join` is one more operator, issued just before the first of those who wait for it. The first of `ops` makes one of
-    `num_parts` equal parts of what the operator made; where others need the whole, the last makes that anew. `made` is
-    what each of `ops` makes in a tensor of its own, by what the operator made; empty where they share one tensor.
+    `join` is one more operator, issued just before the first of those who wait for it, or behind `ops`. The first of
+    `ops` makes one of `num_parts` equal parts of what the operator made; where others need the whole, the last makes
+    that anew. `made` is what each of `ops` makes in a tensor of its own, by what the operator made; empty where they
+    share one tensor.
     `copied_bytes` is what each of `ops` copies of its inputs for itself.
     """
 
@@ -153,7 +154,8 @@ class Draft:
             for number, op in enumerate(new.ops):
                 self._insert(op, (*key, number))
             if new.join is not None:
-                first = min(self._keys[name] for name in self._followers[new.join.name])
+                waiting = [self._keys[name] for name in self._followers.get(new.join.name, ())]
+                first = min(waiting, default=(*key, len(new.ops) + 1))
                 self._insert(new.join, (*first[:-1], first[-1] - 1, _BEHIND_ALL, *key))
             self._move_buffers(old, [*(op.name for op in new.ops), *new.results][0], read_by[old])
         self._size_buffers(replacements)

@@ -12,8 +12,10 @@ from lagom_overlap.workload.sharding import Reduce, ShardSpec
 
 JOIN_MOVES: Final = 2
 """A joined tensor is read and written once."""
+ADD_MOVES: Final = 3
+"""An addition reads two tensors and writes one."""
 JOIN_SUFFIX: Final = "#join"
-"""What is added to an operator's name for the copy that joins its pieces."""
+"""What is added to an operator's name for the copy, or the additions, that join its pieces."""
 
 
 def check_axis(op: Op, axis: int, shares: tuple[Fraction, ...]) -> ShardSpec:
@@ -108,11 +110,12 @@ def _collective_output_bytes(collective: Collective) -> int:
     return collective.num_bytes
 
 
-def joined(op: Op, pieces: tuple[str, ...], stream: str) -> CompOp:
-    """The copy that makes one tensor of the pieces' outputs."""
+def joined(op: Op, pieces: tuple[str, ...], stream: str, *, num_sums: int = 0) -> CompOp:
+    """The copy that makes one tensor of the pieces' outputs; or the additions, where `num_sums` pieces are summed."""
+    moves = ADD_MOVES * (num_sums - 1) if num_sums else JOIN_MOVES
     return CompOp(
         name=op.name + JOIN_SUFFIX,
-        work=MemoryBound(JOIN_MOVES * output_bytes(op)),
+        work=MemoryBound(moves * output_bytes(op)),
         stream=stream,
         deps=pieces,
         origin=op.origin,

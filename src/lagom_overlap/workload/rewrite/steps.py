@@ -11,8 +11,8 @@ operators that a rewrite makes follow from it alone, so that an engine that rewr
                                                o#0 ... for every operator of the chain, as by Split; c#join
                                                where what follows needs the whole of what several steps bring
     Split(c, ...)                              o#0 ... o#N-1 for the collective and every operator of the chains;
-                                               o#join where what follows needs the whole of a gathered o
-                                               (of a summed o it waits for the last piece: pieces add up in order)
+                                               o#join where what follows needs the whole of o, which lies in
+                                               pieces, or is their sum
     Slide((c, ...), (o, ...))                  c.rs for every all-reduce, o/part for every operator; c.ag where what
                                                follows needs all of c, c.ag.o (of the first c) where all of o
     Fuse((c, d, e))                            c+2
