@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import random
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -19,9 +20,11 @@ from programs import Program
 from torch import distributed as dist
 from torch import nn
 
-from lagom_overlap.collective import CommConfig, ConfigKey, ConfigTable, size_class
+sys.path.append(str(Path(__file__).parents[1]))  # of a rank that Python itself starts
+
+import small_messages
+from lagom_overlap.collective import CommConfig, ConfigKey, ConfigTable
 from lagom_overlap.collective.sites import SiteSetting, cycles_of, role_cycles, site_of
-from lagom_overlap.engines import gloo_space
 from lagom_overlap.export.saved import SavedSettings, write_saved
 from lagom_overlap.online import launch_session
 from lagom_overlap.online.adapters.gloo import ADAPTERS
@@ -37,30 +40,20 @@ TUNERS = ("lagom", "lagom", "random")
 
 
 def make_small() -> None:
-    """Lets small messages be cut and searched, and counts the calls that ran otherwise than natively."""
-    gloo_space.MIN_SLICE_BYTES = size_class.LEAST_BYTES = LEAST_BYTES  # type: ignore[misc]
-    gloo._run = partial(_counted, gloo._run)  # type: ignore[assignment]
-
-
-_num_used = 0
-
-
-def _counted(run: Callable[..., Any], *args: Any, **how: Any) -> Any:
-    global _num_used  # noqa: PLW0603 - one for the process
-    _num_used += 1
-    return run(*args, **how)
+    """Lets small messages be cut and searched."""
+    small_messages.make_small(LEAST_BYTES, LEAST_BYTES)
 
 
 class WithUs(Stock):
     """A job with us: what is known of it, and in how many of its calls a setting was in force."""
 
     def __init__(self) -> None:
-        self._used_before = _num_used
+        self._used_before = small_messages.num_used()
         self._stats: dict[str, Any] = {}
 
     @property
     def stats(self) -> dict[str, Any]:  # type: ignore[override]
-        return self._stats | {"used": _num_used - self._used_before}
+        return self._stats | {"used": small_messages.num_used() - self._used_before}
 
 
 _numbers = itertools.count()
@@ -211,7 +204,7 @@ class _CountedSiblings(sibling.SiblingRoute):
     def group_for(self, kind: Any, num_bytes: int, group: Any) -> Any:
         chosen = super().group_for(kind, num_bytes, group)
         if chosen.group_desc.startswith("sibling_"):
-            _counted(lambda: None)
+            small_messages.count_used()
         return chosen
 
 

@@ -33,7 +33,7 @@ def numbers(step: int, size: int) -> torch.Tensor:
     return torch.randn(size, generator=torch.Generator().manual_seed(step * 10 + dist.get_rank()))
 
 
-MESSAGE = 3 << 18
+MESSAGE = 3 << 12
 
 
 def every_function(step: int) -> list[Any]:

@@ -14,10 +14,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lagom_overlap.online.adapters.ddp import DdpAdapter
+from small_messages import SCALE
 
 
 def replicated(make: Callable[[], nn.Module] = Layers, **how: Any) -> nn.Module:
-    return DistributedDataParallel(make(), bucket_cap_mb=1, **how)
+    return DistributedDataParallel(make(), bucket_cap_mb=1 / SCALE, **how)
 
 
 def ddp(make: Callable[[], nn.Module], program: Callable[[nn.Module, Steps], Any] = train) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from adapter_ddp import DDP
 from adapter_fsdp2 import FSDP2
 from torch import distributed as dist
 
+from small_messages import make_small
+
 SUITES = {"fsdp2": FSDP2, "ddp": DDP, "calls": CALLS}
 
 
@@ -23,6 +25,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO)
     warnings.filterwarnings("ignore", category=FutureWarning)  # the deprecated names are called on purpose
     torch.set_num_threads(1)
+    make_small()
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
     for name, scenario in SUITES[suite].items():
         sys.stderr.write(f"rank {rank}: {name}\n")

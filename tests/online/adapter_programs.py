@@ -12,12 +12,14 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from lagom_overlap.collective import CommConfig, ConfigTable
+from lagom_overlap.collective import CommConfig, ConfigKey, ConfigTable
+from lagom_overlap.collective.sites import cycles_of
 from lagom_overlap.online.routes.gloo import GlooRoute
+from small_messages import SLICE_BYTES, num_used
 
-WIDTH = 512  # a layer's message is 1 MiB: two slices
+WIDTH = 64  # a layer's message is 16 KiB: two slices of `small_messages`
 STEPS = 11
-CONFIG = CommConfig(num_channels=2, chunk_bytes=1 << 19)
+CONFIG = CommConfig(num_channels=2, chunk_bytes=SLICE_BYTES)
 
 
 class Steps:
@@ -26,8 +28,8 @@ class Steps:
     def __init__(self, route: GlooRoute | None, *, num_steps: int = STEPS) -> None:
         self._route = route
         self._num_steps = num_steps
-        self._keys: set[Any] = set()
-        self.num_set = 0
+        self._calls: list[ConfigKey] = []
+        """Of the last step that was measured, in the order of issue."""
 
     def __iter__(self) -> Iterator[int]:
         for step in range(self._num_steps):
@@ -36,15 +38,14 @@ class Steps:
                 continue
             if step == 5:
                 # An all-reduce of more than two ranks sums in another order when it is sliced: `deterministic`.
-                table = ConfigTable({key: CONFIG for key in self._keys if self._route.is_exact(key)})
-                self.num_set = len(table)
-                self._route.prepare(table, 1)
+                rows = {key: CONFIG for key in self._calls if self._route.is_exact(key)}
+                self._route.prepare(ConfigTable(rows, cycles=cycles_of(self._calls)), 1)
                 self._route.commit(1)
             is_measured = step not in {0, 5, 7}
             self._route.begin_step(is_measured=is_measured)
             yield step
             if is_measured:
-                self._keys |= {call.key for call in self._route.end_step().calls}
+                self._calls = [call.key for call in self._route.end_step().calls]
             if step == 8:
                 self._route.close()
 
@@ -52,21 +53,20 @@ class Steps:
 def both(adapter: Any, make: Callable[[], nn.Module], program: Callable[[nn.Module, Steps], Any]) -> dict[str, Any]:
     """Whether the program's outcome and the model's parameters are the same bits with the adapter as without."""
     outcomes = []
-    num_set = 0
     for is_ours in (False, True):
         torch.manual_seed(0)
         model = make()
         route = GlooRoute(new_store()) if is_ours else None
         if route is not None:
             route.on_close(adapter.attach(model, route))
-        steps = Steps(route)
+        steps, used_before = Steps(route), num_used()
         outcome = program(model, steps)
         outcomes.append([bits(outcome), [bits(parameter.data) for parameter in model.parameters()]])
-        num_set = steps.num_set
+        num_in_force = num_used() - used_before
         if route is not None:
             route.close()
     stock, ours = outcomes
-    return {"equal": stock == ours, "num_set": num_set, "stock": shown(stock), "ours": shown(ours)}
+    return {"equal": stock == ours, "num_used": num_in_force, "stock": shown(stock), "ours": shown(ours)}
 
 
 num_stores = 0

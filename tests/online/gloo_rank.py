@@ -24,8 +24,10 @@ from lagom_overlap import OnlineTuner
 from lagom_overlap.errors import LagomError
 from lagom_overlap.online import tuner as tuner_module
 from lagom_overlap.online.routes import gloo as gloo_route
+from small_messages import SCALE, make_small
 
-WIDTH = 256
+WIDTH = 32
+"""A layer's matrix is 16 KiB, the least that can be set here (`small_messages`)."""
 
 
 class Mlp(nn.Module):
@@ -51,7 +53,7 @@ def sharded(**how: Any) -> nn.Module:
 class Exchanging(nn.Module):
     """Layers whose activations go round by all-to-all; every rank holds the same weights and never sums gradients.
 
-    With `varies` every step sends another number of bytes: from 2.4 to 3 MiB, the same on all ranks.
+    With `varies` every step sends another number of bytes: from 38 to 48 KiB, the same on all ranks.
     """
 
     def __init__(self, *, varies: bool = False) -> None:
@@ -60,7 +62,7 @@ class Exchanging(nn.Module):
         self.varies, self.num_steps = varies, 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        length = (3 << 18) - (3072 * (7 * self.num_steps % 50) if self.varies else 0)
+        length = (3 << 12) - (48 * (7 * self.num_steps % 50) if self.varies else 0)
         self.num_steps += 1
         arrived = torch.empty(length)
         sent = x.detach().flatten().repeat(1 + length // x.numel())[:length].contiguous()
@@ -83,7 +85,7 @@ def model_of(kind: str) -> nn.Module:
         case "fsdp2, bf16":
             return sharded(mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
         case "ddp":
-            return DistributedDataParallel(sequential(), bucket_cap_mb=1)
+            return DistributedDataParallel(sequential(), bucket_cap_mb=1 / SCALE)
         case "calls":
             return Exchanging()
         case "calls, of varying length":
@@ -173,6 +175,7 @@ def main() -> None:
     if job["release"] is not None:
         tuner_module.__version__ = job["release"]
     torch.set_num_threads(1)
+    make_small()
     dist.init_process_group("gloo", timeout=timedelta(seconds=job["timeout_s"]))
     stock = train(job, None)["losses"] if job["also_stock"] else []
     out = {"stock": stock} | train(job, job["tuner"])

@@ -14,6 +14,7 @@ from gloo_job import GlooJob
 
 from forked_python import run_ranks
 from lagom_overlap.export.saved import read_saved
+from small_messages import LEAST_BYTES, SLICE_BYTES
 
 ENGINE = f"ProcessGroupGloo of torch {'.'.join(torch.__version__.split('.')[:2])}"
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -81,7 +82,7 @@ def test_a_job_of_varying_length_is_searched_by_classes_of_sizes(tmp_path: Path)
 
 
 def test_saved_settings_of_a_class_hold_for_every_size_in_it(tmp_path: Path) -> None:
-    path = settings_file(tmp_path / "lagom.json", kind="all_to_all", num_bytes=2 << 20, size_octaves=1)
+    path = settings_file(tmp_path / "lagom.json", kind="all_to_all", num_bytes=2 * LEAST_BYTES, size_octaves=1)
     tuner = {"config": str(path), "adapters": ["calls"]}
     ranks = run(tmp_path, kind="calls, of varying length", steps=12, tuner=tuner, save=str(tmp_path / "again.json"))
     for rank in ranks:
@@ -105,13 +106,13 @@ def settings_file(
     num_ranks: int = 2,
     *,
     kind: str = "all_gather",
-    num_bytes: int = 4 * (2 * 4 * 256 * 256 + 5 * 256),
+    num_bytes: int = 4 * (2 * 4 * 32 * 32 + 5 * 32),
     size_octaves: int = 0,
 ) -> Path:
-    """What `save` writes, for the two all-gathers of a layer, or one call of a class: two channels of 512 KiB."""
+    """What `save` writes, for the two all-gathers of a layer, or one call of a class: two channels of a slice each."""
     call = {"description": "default_pg", "num_ranks": num_ranks, "creation_order": 0, "kind": kind}
     call["num_bytes"] = num_bytes
-    config = {"num_channels": 2, "chunk_bytes": 1 << 19}
+    config = {"num_channels": 2, "chunk_bytes": SLICE_BYTES}
     settings = [{"site": {"call": call, "occurrence": n}, "config": config} for n in range(1 if size_octaves else 2)]
     document = {"world_size": world_size, "route": "gloo", "is_adopted": True, "settings": settings}
     path.write_text(
