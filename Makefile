@@ -8,11 +8,12 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 HASHED := $(PIP) --no-deps --require-hashes
 COMPILED := torch.distributed.fsdp, torch.distributed.pipelining, torch._inductor, scipy.optimize, pandas, networkx
 
-.PHONY: help venv demo test docs wheel types tests tests-with-ranks test-cuda check bench clean
+.PHONY: help venv demo test docs wheel types tests tests-with-ranks test-long test-cuda check bench clean
 
 help:
 	@echo "make demo   set up .venv, tune real collectives on this machine, say where the report is"
 	@echo "make test   set up .venv, run every check (all of CI)"
+	@echo "make test-long  the long sweeps, statistics and tables, of which make test runs small cases"
 	@echo "make test-cuda  a second environment with PyTorch's CUDA build (some GB, once): jobs on emulated GPUs, no GPU needed"
 	@echo "make check  the same without the slow tests"
 	@echo "make docs   the documentation as a site, in build/site; an environment of its own, once"
@@ -43,7 +44,7 @@ check: venv
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -m "not slow and not long"
 
 # Types take one core, the tests with ranks wait for each other's processes, the other tests fill the cores meanwhile.
 # Together they are also more processes than others on the machine, and so get more of it than one after another.
@@ -85,13 +86,17 @@ types: venv
 	$(BIN)/lint-imports
 
 # Kept bytecode: hundreds of processes that the tests start import the package, each compiling it anew without.
-tests tests-with-ranks: export PYTHONDONTWRITEBYTECODE =
+tests tests-with-ranks test-long: export PYTHONDONTWRITEBYTECODE =
 
 tests: venv
-	$(BIN)/pytest -n 2 -m "not gloo"
+	$(BIN)/pytest -n 2 -m "not gloo and not long"
 
 tests-with-ranks: venv
-	$(BIN)/pytest -n 3 --dist loadgroup -m gloo
+	$(BIN)/pytest -n 3 --dist loadgroup -m "gloo and not long"
+
+# What make test has a small case of: sweeps, statistics, whole published tables.
+test-long: venv
+	$(BIN)/pytest -n 2 --dist loadgroup -m long
 
 # PyTorch from the package index is the CUDA build on Linux. Nothing here is pinned: any release of the range will do.
 CUDA_VENV := .venv-cuda
