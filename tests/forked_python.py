@@ -1,7 +1,8 @@
 """Python processes that need not import PyTorch: each is forked from one that has, and then runs its script.
 
-The import is most of what a rank of a small job costs (two seconds of a core each). A test that says how Python itself
-starts (`lagom run`, torchrun) starts Python. As a script, this file is the process that forks.
+The import is most of what a rank of a small job costs (two to four seconds of a core each). What a launcher starts is
+forked, too, where it starts `QUICK_PYTHON` in place of Python; few tests have to see Python itself start. As a script,
+this file is the process that forks.
 """
 
 import atexit
@@ -46,6 +47,9 @@ ONE_COMPILER = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
 NAMESPACES = {"user": 0x10000000, "net": 0x40000000, "uts": 0x04000000, "mnt": 0x00020000}
 """CLONE_NEW... of <linux/sched.h>; the user's first, which gives the right to enter the others."""
 
+QUICK_PYTHON = str(Path(__file__).with_name("quick_python"))
+"""For `python`, with `quick()` in its environment."""
+
 Stream = int | IO[Any]
 
 
@@ -55,7 +59,9 @@ class ForkServer:
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         one_thread = ONE_COMPILER | dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-        command = [sys.executable, __file__, str(theirs.fileno())]
+        self._folder = tempfile.TemporaryDirectory(prefix="forks")
+        self.path = f"{self._folder.name}/socket"
+        command = [sys.executable, __file__, str(theirs.fileno()), self.path]
         self._process = subprocess.Popen(command, env=os.environ | one_thread, pass_fds=[theirs.fileno()])
         theirs.close()
         self._ended: dict[int, int] = {}
@@ -86,6 +92,11 @@ class ForkServer:
         if "ended" in reply:
             self._ended[reply["ended"]] = reply["code"]
         return reply
+
+
+def quick() -> dict[str, str]:
+    """The environment in which a launcher's `QUICK_PYTHON` finds who forks; torchrun starts its ranks so, too."""
+    return {"QUICK_PYTHON": server().path, "PYTHON_EXEC": QUICK_PYTHON}
 
 
 _server: ForkServer | None = None
@@ -226,45 +237,59 @@ def run_ranks(
         return written
 
 
-def _serve(connection: socket.socket) -> list[str]:
-    """Forks until the other side has gone; returns in each child, with its script and arguments."""
+def _serve(connection: socket.socket, listener: socket.socket) -> list[str]:
+    """Forks until the other side has gone; returns in each child, with its script and arguments.
+
+    Each process that a launcher started has a connection of its own: the forked one ends with it.
+    """
     ended, wake = socket.socketpair()
     for end in (ended, wake):
         end.setblocking(False)
     before = signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
-    running: set[int] = set()
+    asked_by: dict[int, socket.socket] = {}
+    stands_for: dict[socket.socket, int | None] = {}
     while True:
-        ready, _, _ = select.select([connection, ended], [], [])
+        ready, _, _ = select.select([connection, ended, listener, *stands_for], [], [])
         if ended in ready:
             ended.recv(1 << 12)
-        while running:
+        while asked_by:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 break
-            running.discard(pid)
+            asker = asked_by.pop(pid)
             with contextlib.suppress(OSError):
-                _say(connection, {"ended": pid, "code": os.waitstatus_to_exitcode(status)})
-        if connection not in ready:
-            continue
-        words, streams, _, _ = socket.recv_fds(connection, 1 << 20, 3)
-        if not words:
-            for pid in running:
-                os.kill(pid, signal.SIGKILL)
-            os._exit(0)
-        request = json.loads(words)
-        _import(request["imports"])
-        pid = os.fork()
-        if pid == 0:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, before)
-            for end in (ended, wake, connection):
-                end.close()
-            return _become(request, streams)
-        running.add(pid)
-        for stream in streams:
-            os.close(stream)
-        _say(connection, {"pid": pid})
+                _say(asker, {"ended": pid, "code": os.waitstatus_to_exitcode(status)})
+            if stands_for.pop(asker, None) is not None:
+                asker.close()
+        if listener in ready:
+            stands_for[listener.accept()[0]] = None
+        for asker in [one for one in ready if one is connection or one in stands_for]:
+            words, streams, _, _ = socket.recv_fds(asker, 1 << 20, 3)
+            if not words and asker is connection:
+                for pid in asked_by:
+                    os.kill(pid, signal.SIGKILL)
+                os._exit(0)
+            if not words:  # whom it stood for was killed
+                pid = stands_for.pop(asker) or 0
+                if pid in asked_by:
+                    os.kill(pid, signal.SIGKILL)
+                continue
+            request = json.loads(words)
+            _import(request["imports"])
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, before)
+                for end in (ended, wake, connection, listener, *stands_for):
+                    end.close()
+                return _become(request, streams)
+            asked_by[pid] = asker
+            if asker in stands_for:
+                stands_for[asker] = pid
+            for stream in streams:
+                os.close(stream)
+            _say(asker, {"pid": pid})
 
 
 def _say(connection: socket.socket, reply: dict[str, int]) -> None:
@@ -290,17 +315,41 @@ def _become(request: dict[str, Any], streams: Sequence[int]) -> list[str]:
                 raise OSError(ctypes.get_errno(), f"cannot enter {theirs}")
             os.close(namespace)
     os.chdir(request["folder"])
+    if request.get("starts"):
+        _start()
     return list(request["argv"])
 
 
-def _run(script: str) -> int:
-    """The exit code of a script, after all that Python does at its end but to take every object apart.
+def _start() -> None:
+    """What Python does as it starts, as far as the environment asks for it."""
+    sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    sys.modules.pop("sitecustomize", None)
+    with contextlib.suppress(ModuleNotFoundError):
+        import_module("sitecustomize")
+    if os.environ.get("PYTHONUNBUFFERED"):
+        sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
+    # Had it waited for PyTorch, it would have met this module first.
+    distributed, groups = sys.modules["torch.distributed"], sys.modules["torch.distributed.distributed_c10d"]
+    distributed.init_process_group = groups.init_process_group  # type: ignore[attr-defined]
+
+
+def _run(arguments: list[str]) -> int:
+    """The exit code of `python ARGUMENTS`, a script's or `-m MODULE`'s, after all that Python does at its end but to take every object apart.
 
     That costs a second of a core here: it writes to every page of PyTorch's that was shared until then.
     """
     code = 1
     try:
-        runpy.run_path(script, run_name="__main__")
+        while arguments[0] == "-u":
+            arguments.pop(0)
+        if arguments[0] == "-m":
+            sys.argv = arguments[1:]
+            sys.path.insert(0, str(Path.cwd()))
+            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = arguments
+            sys.path.insert(0, str(Path(arguments[0]).parent))
+            runpy.run_path(arguments[0], run_name="__main__")
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
@@ -332,6 +381,8 @@ def _import(names: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     _import((*PRELOADED, *os.environ.get("FORKED_PYTHON_PRELOADS", "").split()))
-    sys.argv = _serve(socket.socket(fileno=int(sys.argv[1])))
-    sys.path.insert(0, str(Path(sys.argv[0]).parent))
-    os._exit(_run(sys.argv[0]))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as where:
+        where.bind(sys.argv[2])
+        where.listen(64)
+        arguments = _serve(socket.socket(fileno=int(sys.argv[1])), where)
+    os._exit(_run(arguments))

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from forked_python import run_ranks
+from forked_python import QUICK_PYTHON, quick, run_ranks
 from ports import free_port
 
 pytest.importorskip("torch")
@@ -64,7 +64,7 @@ sys.exit(code)
 
 LAUNCH = """
 import os, subprocess, sys
-port, command, codes = sys.argv[1], [sys.executable, *sys.argv[2:]], []
+port, command = sys.argv[1], sys.argv[2:]
 world = os.environ | {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
 ranks = [subprocess.Popen(command, env=world | {"RANK": rank, "LOCAL_RANK": rank}) for rank in "01"]
 sys.exit(max(abs(rank.wait()) for rank in ranks))
@@ -75,19 +75,19 @@ ABORTED = "terminate called without an active exception"
 """A thread of PyTorch's own was still there at a process's exit: seen in a job without us, so it says nothing of us."""
 
 
-def run(folder, *arguments, kind="fsdp", steps=12, code=0, by_torchrun=True, **more):
-    """(exit code, the printed losses, stderr)"""
+def run(folder, *arguments, kind="fsdp", steps=12, code=0, by_torchrun=False, **more):
+    """(exit code, the printed losses, stderr); by torchrun Python itself starts, else ranks are forked."""
     (folder / "train.py").write_text(TRAIN)
     (folder / "launch.py").write_text(LAUNCH)
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    launcher = [sys.executable, *(torchrun if by_torchrun else ["launch.py", str(free_port())])]
+    launcher = [sys.executable, *(torchrun if by_torchrun else ["launch.py", str(free_port()), QUICK_PYTHON])]
     job = [*launcher, "train.py", kind, str(steps), str(code)]
     lagom = [sys.executable, "-m", "lagom_overlap", "run", *arguments, "--"]
     own = {name: value for name, value in os.environ.items() if not name.startswith(("LAGOM", "NCCL"))}
     result = subprocess.run(
         lagom + job,
         cwd=folder,
-        env=own | {"OMP_NUM_THREADS": "1"} | more,
+        env=own | {"OMP_NUM_THREADS": "1"} | ({} if by_torchrun else quick()) | more,
         capture_output=True,
         text=True,
         check=False,
@@ -115,7 +115,7 @@ def events(folder, rank):
 
 def test_observing_changes_no_number_nor_exit_code_and_says_what_could_be_reached(tmp_path, losses, capsys):
     """The chain's first two links: its traces are analysed, and what comes next is said by each."""
-    code, watched, error = run(tmp_path, "--observe", "--out", "seen", kind="ddp", code=7)
+    code, watched, error = run(tmp_path, "--observe", "--out", "seen", kind="ddp", code=7, by_torchrun=True)
     assert code == 1  # torchrun's own word for a rank that failed
     assert "exitcode  : 7" in error
     assert watched == losses("ddp", 12)
@@ -153,7 +153,7 @@ def test_observing_changes_no_number_nor_exit_code_and_says_what_could_be_reache
 
 
 def test_tuning_without_a_line_of_code_keeps_every_loss_and_saves_what_it_found(tmp_path, losses):
-    code, tuned, error = run(tmp_path, "--online", "--out", "tuned", steps=30)
+    code, tuned, error = run(tmp_path, "--online", "--out", "tuned", steps=30, by_torchrun=True)
     assert code == 0, error
     assert tuned == losses("fsdp", 30)
     states = [event["state"] for event in events(tmp_path / "tuned", 0) if event["event"] == "state"]
@@ -165,7 +165,7 @@ def test_tuning_without_a_line_of_code_keeps_every_loss_and_saves_what_it_found(
 
 
 def test_an_unmodified_job_is_searched_by_the_papers_tuner_that_was_asked_for(tmp_path, losses):
-    code, tuned, error = run(tmp_path, "--online", "--tuner", "lagom", "--out", "tuned", steps=30, by_torchrun=False)
+    code, tuned, error = run(tmp_path, "--online", "--tuner", "lagom", "--out", "tuned", steps=30)
     assert code == 0, error
     assert tuned == losses("fsdp", 30)
     rows = [json.loads(line) for line in (tmp_path / "tuned" / "journal.0.jsonl").read_text().splitlines()[1:]]
@@ -178,7 +178,7 @@ def reasons(row):
 
 
 def test_a_rank_that_is_disabled_alone_takes_all_ranks_off_at_one_step(tmp_path, losses):
-    code, tuned, error = run(tmp_path, "--online", "--out", "tuned", steps=30, by_torchrun=False, DISABLED_AT="9")
+    code, tuned, error = run(tmp_path, "--online", "--out", "tuned", steps=30, DISABLED_AT="9")
     assert code == 0, error
     assert tuned == losses("fsdp", 30)
     for rank in range(2):
@@ -190,7 +190,7 @@ def test_a_rank_that_is_disabled_alone_takes_all_ranks_off_at_one_step(tmp_path,
 @pytest.mark.parametrize("way", ["--observe", "--online"])
 def test_a_child_that_the_job_forks_ends_without_a_word_of_ours(tmp_path, losses, way):
     buffers = {"PYTHONUNBUFFERED": "1"}  # else a child prints once more what its parent had not printed yet
-    code, watched, error = run(tmp_path, way, "--out", "seen", steps=16, by_torchrun=False, FORKS_AT="6", **buffers)
+    code, watched, error = run(tmp_path, way, "--out", "seen", steps=16, FORKS_AT="6", **buffers)
     assert code == 0, error
     assert watched == losses("fsdp", 16)
     for rank in range(2):
@@ -200,14 +200,14 @@ def test_a_child_that_the_job_forks_ends_without_a_word_of_ours(tmp_path, losses
         assert "off" not in {event.get("state") for event in found[:-2]}, found
 
 
-@pytest.mark.parametrize("stderr", ["2>/dev/full", ">&- 2>&-"])
-def test_a_stderr_that_cannot_be_written_costs_the_job_nothing(tmp_path, stderr):
+@pytest.mark.parametrize(("stderr", "python"), [("2>/dev/full", QUICK_PYTHON), (">&- 2>&-", sys.executable)])
+def test_a_stderr_that_cannot_be_written_costs_the_job_nothing(tmp_path, stderr, python):
     (tmp_path / "train.py").write_text(TRAIN)
     lagom = f"{sys.executable} -m lagom_overlap run --observe --out seen --"
     # One rank, started as a launcher would: torchrun itself does not live without a stderr.
-    command = f"exec {lagom} {sys.executable} train.py ddp 8 7 {stderr}"
+    command = f"exec {lagom} {python} train.py ddp 8 7 {stderr}"
     world = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    world["OMP_NUM_THREADS"] = "1"
+    world |= {"OMP_NUM_THREADS": "1", **quick()}
     own = {name: value for name, value in os.environ.items() if not name.startswith(("LAGOM", "NCCL", "PYTHONUNB"))}
     done = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=own | world, timeout=200, check=False)
     assert done.returncode == 7
@@ -216,7 +216,7 @@ def test_a_stderr_that_cannot_be_written_costs_the_job_nothing(tmp_path, stderr)
 
 def test_observing_leaves_the_profiling_to_a_job_that_profiles_itself(tmp_path):
     """Its profiler warms up during our samples; two of them would end the job."""
-    code, watched, error = run(tmp_path, "--observe", "--out", "seen", kind="ddp", by_torchrun=False, PROFILES="1")
+    code, watched, error = run(tmp_path, "--observe", "--out", "seen", kind="ddp", PROFILES="1")
     assert code == 0, error
     assert watched.count("\n") == 12
     assert "the job has a profiler of its own" in error
@@ -266,7 +266,7 @@ def test_the_chain_from_saved_settings_over_their_proof_to_a_run_that_starts_wit
     }
     (tmp_path / "lagom.json").write_text(json.dumps(saved))
 
-    code, printed, error = run(tmp_path, "--prove", "lagom.json", "--out", "proof", steps=14, by_torchrun=False)
+    code, printed, error = run(tmp_path, "--prove", "lagom.json", "--out", "proof", steps=14)
     assert (code, printed) == (0, losses("fsdp", 14)), error
     assert "check" in error
     _, why, next_line = ending(error)
@@ -279,7 +279,7 @@ def test_the_chain_from_saved_settings_over_their_proof_to_a_run_that_starts_wit
         assert "more were needed" in why
         assert "lagom run --prove" in next_line
 
-    code, printed, error = run(tmp_path, "--config", "lagom.json", "--out", "held", steps=10, by_torchrun=False)
+    code, printed, error = run(tmp_path, "--config", "lagom.json", "--out", "held", steps=10)
     assert (code, printed) == (0, losses("fsdp", 10)), error
     found, _, next_line = ending(error)
     assert f"{GATHERS + SCATTERS} call sites are set" in found

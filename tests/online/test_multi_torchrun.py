@@ -15,7 +15,7 @@ from gloo_job import SRC
 from hosts import DEVICE, Network, ipv4, networks
 from test_launch_session import TRAIN
 
-from forked_python import ForkedPython, run_ranks
+from forked_python import ForkedPython, quick, run_ranks
 
 __all__ = ["networks"]
 pytestmark = [pytest.mark.torch, pytest.mark.gloo, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -40,7 +40,7 @@ space = {{ num_channels = [1, 2], chunk_bytes = ["512 KiB"] }}
 
 
 def torchrun(master: str) -> list[list[str]]:
-    """How each of two machines starts its two ranks."""
+    """How each of two machines starts its two ranks, which are forked (`quick`)."""
     common = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"]
     where = ["--master-addr", master, "--master-port", "29400"]
     return [[*common, "--node-rank", str(number), *where] for number in range(2)]
@@ -48,7 +48,7 @@ def torchrun(master: str) -> list[list[str]]:
 
 def start(network: Network, folder: Path, commands: list[list[str]], **environment: str) -> list[Any]:
     own = {name: value for name, value in os.environ.items() if not name.startswith(("LAGOM", "NCCL", "GLOO"))}
-    more = {"OMP_NUM_THREADS": "1", "PYTHONPATH": SRC}
+    more = {"OMP_NUM_THREADS": "1", "PYTHONPATH": SRC, **quick()}
     started = []
     for number, command in enumerate(commands):
         with (folder / f"node{number}.out").open("w") as out, (folder / f"node{number}.err").open("w") as error:
