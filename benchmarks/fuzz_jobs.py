@@ -38,7 +38,7 @@ from programs import Program, drawn, drawn_fresh, program_of  # noqa: E402
 
 FRESH_MODES = ("launched", "route", "saved", "launched", "observe", "online")
 """Ways of fresh jobs with us, in turn."""
-GENERATOR = 7
+GENERATOR = 8
 """Counts of programs are told apart by what drew them."""
 
 Line = dict[str, Any]
@@ -103,6 +103,8 @@ def _persistent(ranks: Ranks, arguments: argparse.Namespace, seed: int) -> tuple
     }
     if not result.is_find:
         return result.program, line, ""
+    if result.phase == "stock" or (result.kind == "differs" and is_stocks_own(ranks, result.program)):
+        return result.program, line | {"kind": "stock's own", "program": asdict(result.program)}, ""
     return result.program, line | {"why": result.why[:20000]}, result.line()[:600]
 
 

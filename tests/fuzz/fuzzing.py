@@ -32,6 +32,8 @@ os.environ["FORKED_PYTHON_PRELOADS"] = (
 
 
 STOCK_LIMIT_S = 150.0
+STOCK_APART_S = 40.0
+"""By so much may ranks end their stock run apart: where one has failed, the others wait for it for ever."""
 ALLOWED_S = 25.0
 """What a program may take longer with us than six times what stock took here: far less than a stall of a minute."""
 
@@ -128,8 +130,10 @@ class Ranks:
             for rank, line in self._lines(1.0):
                 if "phase" in line:
                     phases[rank] = line["phase"]
-                    if "stock" not in phases:
-                        give_up = time.monotonic() + limit_s(line["stock_s"], self._allowed_s)
+                    is_over = "stock" not in phases
+                    give_up = time.monotonic() + (
+                        limit_s(line["stock_s"], self._allowed_s) if is_over else STOCK_APART_S
+                    )
                 else:
                     answers[rank] = line
             died = [
