@@ -237,7 +237,7 @@ def run_ranks(
         return written
 
 
-def _serve(connection: socket.socket, listener: socket.socket) -> list[str]:
+def _serve(connection: socket.socket, listener: socket.socket) -> list[str]:  # noqa: PLR0912 - one loop of events
     """Forks until the other side has gone; returns in each child, with its script and arguments.
 
     Each process that a launcher started has a connection of its own: the forked one ends with it.
@@ -334,9 +334,9 @@ def _start() -> None:
 
 
 def _run(arguments: list[str]) -> int:
-    """The exit code of `python ARGUMENTS`, a script's or `-m MODULE`'s, after all that Python does at its end but to take every object apart.
+    """The exit code of `python ARGUMENTS`, a script's or `-m MODULE`'s, after what Python does at its end.
 
-    That costs a second of a core here: it writes to every page of PyTorch's that was shared until then.
+    But objects are not taken apart, which would write to every page of PyTorch's that is shared: a second of a core.
     """
     code = 1
     try:

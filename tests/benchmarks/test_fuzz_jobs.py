@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 from fuzz_jobs import count
 
 ALIKE = {"generator": 5, "mode": "route", "family": "ddp", "ranks": 2}
-PERSISTENT = ALIKE | {"phase": "", "raised": ["ValueError", ""], "stats": {"0": {"set": 2}}, "cpu_s": 3.0}
+PERSISTENT = ALIKE | {"phase": "", "raised": ["ValueError", ""], "stats": {"0": {"used": 2}}, "cpu_s": 3.0}
 
 
 def test_programs_of_persistent_ranks_and_of_fresh_processes_are_counted_together(
@@ -24,6 +24,7 @@ def test_programs_of_persistent_ranks_and_of_fresh_processes_are_counted_togethe
     count(argparse.Namespace(folder=tmp_path))
     words = capsys.readouterr().out
     assert "kind: {'equal': 3, 'differs': 1, 'hang': 1}" in words
-    assert "programs: 5, with settings: 2, ended by an exception: {'ValueError': 2}" in words
+    assert "programs: 5, with settings in force: 2" in words
+    assert "ended by an exception: {'ValueError': 2}" in words
     assert "CPU seconds: 6" in words
     assert [json.loads(line)["seed"] for line in words.splitlines() if line.startswith("{")] == ["2", "1"]
