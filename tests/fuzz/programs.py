@@ -408,12 +408,11 @@ def _of_one_rank(rng: random.Random, num_ranks: int, num_steps: int, family: str
                 first, last = rng.choice([(0, num_steps), (step, num_steps), (step, step + rng.randint(1, 20))])
                 yield (kind, rng.choice(["comm", "dispatch"]), rng.choice([-1, -1, rank]), first, last)
             case _:
-                what = rng.choice(["transposed", "gaps", "subclass", "inference", "uneven", "alone"])
+                what = rng.choice(["transposed", "gaps", "subclass", "inference", "uneven"])
                 calls = {
                     "transposed": ["all_reduce", "all_gather", "reduce_scatter"],
                     "gaps": ["all_gather", "reduce_scatter"],
                     "uneven": ["splits"],
-                    "alone": ["splits"],
                 }
                 others = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
                 yield (kind, rank, what, rng.choice(calls.get(what, others)), max(3, step))

@@ -61,7 +61,6 @@ UNLIKE_CALLS = {
         (1, "subclass", "all_to_all", 3, "route"),
         (1, "inference", "all_gather", 3, "route"),
         (1, "uneven", "splits", 3, "route"),
-        (0, "alone", "splits", 3, "route"),
     )
 }
 """By name: what kind of tensor, or of split sizes, one rank has, and in which call."""

@@ -185,15 +185,14 @@ def unlike_call(rank: int, what: str, kind: str, first: int, step: int) -> list[
     rank, is_unlike = min(rank, n - 1), step >= first
     whole = torch.arange(WIDTH * WIDTH, dtype=torch.float32).view(WIDTH, WIDTH) + 100 * me + step
     if kind == "splits":
-        # Even on all ranks, but for what `rank` keeps to itself; or given by it alone where all are even.
+        # Given by all ranks, as the guide asks for: even ones, but for what `rank` keeps to itself.
         least = WIDTH * WIDTH // n
         counts = [[least] * n for _ in range(n)]
-        if is_unlike and what == "uneven":
+        if is_unlike:
             counts[rank][rank] -= 5
         arriving, leaving = [row[me] for row in counts], counts[me]
-        is_given = is_unlike and (what == "uneven" or me == rank)
         arrived = torch.empty(sum(arriving))
-        splits = (arriving, leaving) if is_given else ()
+        splits = (arriving, leaving) if is_unlike else ()
         dist.all_to_all_single(arrived, whole.flatten()[: sum(leaving)], *splits)
         return [arrived]
     x = _as_it_is_there(whole, what) if is_unlike and me == rank else whole

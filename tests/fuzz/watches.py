@@ -10,7 +10,7 @@ import json
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,8 @@ from torch import nn
 sys.path.append(str(Path(__file__).parents[1]))  # of a rank that Python itself starts
 
 import small_messages
-from lagom_overlap.collective import CommConfig, ConfigKey, ConfigTable
-from lagom_overlap.collective.sites import SiteSetting, cycles_of, role_cycles, site_of
+from lagom_overlap.collective import CommConfig, CommunicatorId, ConfigKey, ConfigTable
+from lagom_overlap.collective.sites import Cycles, SiteSetting, cycles_of, role_cycles, site_of
 from lagom_overlap.export.saved import SavedSettings, write_saved
 from lagom_overlap.online import launch_session
 from lagom_overlap.online.adapters.gloo import ADAPTERS
@@ -64,6 +64,18 @@ def new_store() -> Any:
     return dist.PrefixStore(f"fuzz{next(_numbers)}", dist.distributed_c10d._get_default_store())
 
 
+def agreed(cycles: Cycles, names: Iterable[CommunicatorId], store: Any, number: int) -> Cycles:
+    """Those that are the same on all ranks of their communicator, as the tuner has the ranks compare them."""
+    same = {}
+    for name in names:
+        keys = cycles.get(name, ())
+        where = f"cycle/{number}/{name}"
+        store.set(f"{where}/{dist.get_rank()}", str([(key.kind, key.num_bytes) for key in keys]))
+        same[name] = [f"{where}/{rank}" for rank in name.ranks]
+    is_same = {name: len({store.get(place) for place in places}) == 1 for name, places in same.items()}
+    return {name: keys for name, keys in cycles.items() if is_same[name]}
+
+
 def options_of(program: Program) -> dict[str, Any]:
     """Windows as short as can be, each with other settings; saved ones are trusted, or judged at once."""
     rng = random.Random(program.seed)
@@ -84,7 +96,8 @@ class Route(WithUs):
     def __init__(self, program: Program) -> None:
         super().__init__()
         self._program = program
-        self._route = gloo.GlooRoute(new_store())
+        self._store = new_store()
+        self._route = gloo.GlooRoute(self._store)
         self.calls: list[ConfigKey] = []
         """Of the last step that was measured, in the order of issue."""
         self._epoch = 0
@@ -117,7 +130,8 @@ class Route(WithUs):
 
     def _switch(self, rows: dict[Any, CommConfig]) -> None:
         self._epoch += 1
-        self._route.prepare(ConfigTable(rows, cycles=cycles_of(self.calls)), self._epoch)
+        cycles = agreed(cycles_of(self.calls), self._route.communicators(), self._store, self._epoch)
+        self._route.prepare(ConfigTable(rows, cycles=cycles), self._epoch)
         self._route.commit(self._epoch)
 
     def close(self) -> None:

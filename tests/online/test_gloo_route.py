@@ -12,7 +12,7 @@ from lagom_overlap.engines.gloo_engine import GlooEngine
 from lagom_overlap.errors import BackendError
 from lagom_overlap.online.routes import gloo
 from lagom_overlap.online.routes.base import StepKeys, TableCursor
-from lagom_overlap.online.routes.gloo import GlooRoute
+from lagom_overlap.online.routes.gloo import GlooRoute, _as_gloo_takes
 
 pytestmark = pytest.mark.torch
 
@@ -80,3 +80,22 @@ def test_a_closed_route_opens_nothing_any_more() -> None:
     route.close()
     with pytest.raises(BackendError, match="closed"):
         route.prepare(SET, 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_source", "expected"),
+    [
+        (CollectiveKind.ALL_REDUCE, False, "memory"),
+        (CollectiveKind.ALL_GATHER, True, "indices"),
+        (CollectiveKind.REDUCE_SCATTER, True, "memory"),
+        (CollectiveKind.REDUCE_SCATTER, False, "indices"),
+        (CollectiveKind.ALL_TO_ALL, False, "memory"),
+    ],
+)
+def test_a_transposed_tensor_is_taken_as_torchs_gloo_takes_it(
+    kind: CollectiveKind, is_source: bool, expected: str
+) -> None:
+    """As PyTorch 2.13 did where one of two ranks gave such a tensor, and the other a contiguous one."""
+    tensor = torch.arange(6.0).view(2, 3).t()
+    taken = _as_gloo_takes(kind, tensor, is_source=is_source).reshape(-1).tolist()
+    assert taken == {"memory": [0, 1, 2, 3, 4, 5], "indices": [0, 3, 1, 4, 2, 5]}[expected]

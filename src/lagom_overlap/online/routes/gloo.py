@@ -312,11 +312,13 @@ def _run(
     is_mean: bool,
 ) -> tuple[Handle, Callable[[], object] | None]:
     """Starts a call under its row; (what to wait for, what to do then)."""
-    target, is_in_place = _flat(tensors[0]), _is_plain(tensors[0])
+    kind = row[0].kind
+    whole = _as_gloo_takes(kind, tensors[0], is_source=False)
+    target, is_in_place = _flat(whole), _is_flat(whole)
     if tensors[0] is tensors[1]:
         source = target
     else:
-        source = _flat(tensors[1])
+        source = _flat(_as_gloo_takes(kind, tensors[1], is_source=True))
         if source.data_ptr() == target.data_ptr():  # gloo would read what it has written already
             source = source.clone()
     handle = engine.run(*row, Buffers(source, target))
@@ -327,18 +329,39 @@ def _run(
         if is_mean:
             target.div_(len(row[0].communicator.ranks))
         if not is_in_place:
-            with torch.no_grad(), torch.inference_mode() if tensors[0].is_inference() else nullcontext():
-                tensors[0].detach().copy_(target.view(tensors[0].shape))
+            with torch.no_grad(), torch.inference_mode() if whole.is_inference() else nullcontext():
+                whole.copy_(target.view(whole.shape))
 
     return handle, finish
 
 
+def _as_gloo_takes(kind: CollectiveKind, tensor: torch.Tensor, *, is_source: bool) -> torch.Tensor:
+    """The numbers in the order in which torch's gloo takes them, outside of autograd; of the tensor's own memory.
+
+    All-reduces and the output of all-to-alls go by what lies in memory, whatever the strides say; the input of a
+    reduce-scatter is cloned first, which keeps dense strides; everything else goes by indices.
+    """
+    plain = tensor.detach().as_subclass(torch.Tensor)
+    if plain.is_contiguous():
+        return plain
+    if kind is CollectiveKind.REDUCE_SCATTER and is_source:
+        plain = plain.clone()
+    elif kind is not CollectiveKind.ALL_REDUCE and (kind is not CollectiveKind.ALL_TO_ALL or is_source):
+        return plain
+    return plain.as_strided((plain.numel(),), (1,))
+
+
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
     """The numbers in one row: the tensor's own memory where that can be, or a copy."""
-    if _is_plain(tensor):
-        return tensor.detach().view(-1)  # a collective is no part of autograd's graph
+    if _is_flat(tensor):
+        return tensor.view(-1)
     with torch.no_grad():
-        return torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.detach().reshape(-1))
+        return torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.reshape(-1))
+
+
+def _is_flat(tensor: torch.Tensor) -> bool:
+    """Whether the engine can work in the tensor's own memory: our view of an inference tensor could not be written."""
+    return tensor.is_contiguous() and not tensor.is_inference()
 
 
 def _can_run(kind: CollectiveKind, target: torch.Tensor, source: torch.Tensor, num_ranks: int) -> bool:
@@ -357,7 +380,7 @@ def _can_run(kind: CollectiveKind, target: torch.Tensor, source: torch.Tensor, n
             return source.numel() == target.numel() * num_ranks
         case CollectiveKind.ALL_TO_ALL:
             is_even = all(tensor.dim() > 0 and tensor.size(0) % num_ranks == 0 for tensor in (target, source))
-            return is_even and target.numel() == source.numel()
+            return is_even and target.numel() == source.numel() and source.is_contiguous()
         case _:
             return False
 
@@ -368,15 +391,6 @@ def _is_dense_fp32(tensor: torch.Tensor) -> bool:
         and tensor.device.type == "cpu"
         and tensor.layout is torch.strided
         and tensor.numel() > 0
-    )
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether the engine can work in the tensor's own memory."""
-    return (
-        type(tensor) in {torch.Tensor, torch.nn.Parameter}
-        and tensor.is_contiguous()
-        and not tensor.is_inference()  # our view of it could not be written
     )
 
 
