@@ -48,7 +48,7 @@ def test_a_call_that_raises_was_never_issued() -> None:
     route = GlooRoute(HashStore())
     leased = ConfigTable({KEY: CommConfig()}, cycles={name: (KEY,)}, lease_steps=1)
     engine = GlooEngine(HashStore(), rank=0, num_ranks=2, make_device=lambda _: None)
-    known = gloo._Group(None, name, engine, StepKeys(name), TableCursor(leased, name))
+    known = gloo._Group(None, name, StepKeys(name), TableCursor(leased, name), engine=engine)
     route._eligible = lambda *_: known
     route._groups["0"], route._table = known, leased
     half = tensor[: 1 << 18][: 1 << 17]
