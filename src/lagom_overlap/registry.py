@@ -28,7 +28,7 @@ def entry_point_names(group: str) -> list[str]:
 
 
 def registered(group: str) -> tuple[metadata.EntryPoint, ...]:
-    """What is registered under a group; Python opens a file of every installed distribution to find it, so only once."""
+    """What is registered under a group; looked up once, since Python opens a file of every installed distribution."""
     return _registered(group, tuple(sys.path))
 
 
