@@ -3,8 +3,11 @@
 import json
 
 import pytest
+from forked_ranks import forked_ranks
 
 from lagom_overlap.cli import main
+
+__all__ = ["forked_ranks"]
 
 pytestmark = [pytest.mark.torch, pytest.mark.gloo, pytest.mark.slow]
 
