@@ -1,7 +1,9 @@
 """Entry points: names become objects, loaded when first used, and the options that they take are checked."""
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
+from functools import cache
 from importlib import metadata
 from types import NoneType
 from typing import Any, Final, cast, get_args, get_type_hints
@@ -22,7 +24,17 @@ _NO_OPTIONS: Final = ("seed", "on_progress", "warm")
 
 def entry_point_names(group: str) -> list[str]:
     """The names registered under an entry-point group, sorted."""
-    return sorted({entry.name for entry in metadata.entry_points(group=group)})
+    return sorted({entry.name for entry in registered(group)})
+
+
+def registered(group: str) -> tuple[metadata.EntryPoint, ...]:
+    """What is registered under a group; looked up once, since Python opens a file of every installed distribution."""
+    return _registered(group, tuple(sys.path))
+
+
+@cache
+def _registered(group: str, _path: tuple[str, ...]) -> tuple[metadata.EntryPoint, ...]:
+    return tuple(metadata.entry_points(group=group))
 
 
 def load(group: str, what: str, name: str) -> Callable[..., Any]:
@@ -32,7 +44,7 @@ def load(group: str, what: str, name: str) -> Callable[..., Any]:
         UnknownNameError: if there is none.
         MissingDependencyError: if it needs a package that is not installed.
     """
-    entries = [entry for entry in metadata.entry_points(group=group) if entry.name == name]
+    entries = [entry for entry in registered(group) if entry.name == name]
     if not entries:
         raise UnknownNameError.among(what, name, entry_point_names(group))
     try:

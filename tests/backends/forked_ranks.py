@@ -30,12 +30,18 @@ class ForkingSubprocess:
         env: Mapping[str, str],
         start_new_session: bool,
     ) -> "ForkedPython | subprocess.Popen[bytes]":
-        if command[:3] != [sys.executable, "-P", "-m"]:  # within an emulated link, which a command of its own enters
+        start = command.index(sys.executable) if sys.executable in command else len(command)
+        entering, python = list(command[:start]), list(command[start:])
+        within = entering[:1] == ["nsenter"]  # an emulated link, whose namespaces a command enters
+        if python[1:3] != ["-P", "-m"] or (entering and not within):
             return subprocess.Popen(
                 command, stdin=stdin, stdout=stdout, stderr=stderr, env=env, start_new_session=start_new_session
             )
-        arguments = [each for each in command[4:] if not each.startswith("--parent=")]
-        return ForkedPython(__file__, arguments, env=env, stdin=stdin, stdout=stdout, stderr=stderr, text=False)
+        arguments = [each for each in python[4:] if not each.startswith("--parent=")]
+        machine = int(entering[entering.index("--target") + 1]) if within else None
+        return ForkedPython(
+            __file__, arguments, env=env, stdin=stdin, stdout=stdout, stderr=stderr, text=False, machine=machine
+        )
 
 
 @pytest.fixture(scope="module", autouse=True)

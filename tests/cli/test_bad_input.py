@@ -270,7 +270,7 @@ def test_an_extra_that_is_missing_gives_the_pip_line(monkeypatch):
         def load(self):
             raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
-    monkeypatch.setattr(registry.metadata, "entry_points", lambda group: [Broken()])
+    monkeypatch.setattr(registry, "registered", lambda group: (Broken(),))
     with pytest.raises(registry.MissingDependencyError, match=r"pip install torch"):
         registry.load("lagom_overlap.backends", "backend", "gloo")
 

@@ -94,7 +94,7 @@ def _problem(name: str) -> PlanProblem:
         gpus_per_node=8,
         unit=unit,
     )
-    return PlanProblem(iteration=step, cluster=load_preset("a100_hdr1"), times=Times(), budget_s=0.5)
+    return PlanProblem(iteration=step, cluster=load_preset("a100_hdr1"), times=Times(), budget_s=0.2)
 
 
 def _flops(step: Iteration) -> float:

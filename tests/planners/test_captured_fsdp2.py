@@ -36,10 +36,10 @@ def step() -> PlanProblem:
 @cache
 def plan_of(planner: str) -> Plan:
     if planner != "joint":
-        return make_planner(planner, {}).plan(replace(step(), work=SearchBudget(4.0)))
+        return make_planner(planner, {}).plan(replace(step(), work=SearchBudget(1.0)))
     # The joint planner counts no work; it gets seconds of this process, which a loaded machine does not take from it.
     with patch("lagom_overlap.planners.deadline.monotonic", process_time):
-        return make_planner(planner, {}).plan(replace(step(), budget_s=3.0))
+        return make_planner(planner, {}).plan(replace(step(), budget_s=1.0))
 
 
 def given() -> PlanInput:
@@ -147,8 +147,8 @@ def test_ours_takes_of_its_orders_the_shortest_with_contention(monkeypatch):
 
 def test_what_fsdp2_can_be_told_is_among_what_the_default_planner_weighs():
     """An order is carried by nothing; settings that are shorter still are, and the plan says by whom."""
-    result = run_plan(given(), PlanRequest(planner="ours", work=4.0))
-    settings = run_plan(given(), PlanRequest(work=4.0))
+    result = run_plan(given(), PlanRequest(planner="ours", work=1.0))
+    settings = run_plan(given(), PlanRequest(work=1.0))
     assert settings.carrier is Carrier.FSDP2
     assert result.iteration_s.after <= settings.iteration_s.after * 1.001
     assert result.carrier is Carrier.FSDP2

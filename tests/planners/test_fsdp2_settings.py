@@ -195,11 +195,11 @@ def test_the_limit_that_is_shown_is_the_one_that_the_search_keeps() -> None:
     """Nine tenths of the GPU's memory, where the job has no limit of its own."""
     job = {
         "job": {"name": "one"},
-        "model": {"name": "phi-2", "seq_len": 1024},
+        "model": {"name": "llama-3.2-1b", "seq_len": 1024},
         "cluster": {"preset": "a40_nvlink"},
         "parallel": {"fsdp": 8},
     }
-    result = run_plan(read_input(parse_job(job, "job.toml")), PlanRequest(carrier=Carrier.FSDP2))
+    result = run_plan(read_input(parse_job(job, "job.toml")), PlanRequest(carrier=Carrier.FSDP2, work=0.1))
     limit = result.peak_memory_bytes.limit
     assert limit == int(0.9 * load_preset("a40_nvlink").gpu.memory_bytes)
     assert any(f"fits {format_memory(limit)}" in note for note in result.notes)

@@ -86,7 +86,7 @@ def slow_machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", PLANNERS)
 def test_a_slowed_machine_finds_the_same_plan_with_the_same_work(name, size, slow_machine):
-    problem = worked(SIZES[size])
+    problem = worked(SIZES[size], 0.5)
     quick = PLANNERS[name].plan(problem)
     slow_machine()
     assert tables(PLANNERS[name].plan(problem)) == tables(quick)
@@ -94,7 +94,7 @@ def test_a_slowed_machine_finds_the_same_plan_with_the_same_work(name, size, slo
 
 def test_more_work_finds_no_worse_plan_and_says_how_much_was_done():
     spans = []
-    for million_steps in (0.05, 0.5, 5.0):
+    for million_steps in (0.02, 0.2, 2.0):
         plan = Ours(split=False).plan(worked(24, million_steps))
         spans.append(Ours(split=False).replan(worked(24, 0.001), plan).notes[0])
         (said,) = [note for note in plan.notes if note.startswith("work: ")]
@@ -124,9 +124,9 @@ def test_hashes_of_names_do_not_reach_the_plan():
         environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": path}
         return subprocess.run([sys.executable, "-c", script], env=environment, check=True, capture_output=True).stdout
 
-    first = made("1")
-    assert len(first) > 1000
-    assert made("2") == first
+    here = b"".join(tables(planner.plan(worked(8, 0.2))) for planner in PLANNERS.values())
+    assert len(here) > 1000
+    assert made("2" if os.environ.get("PYTHONHASHSEED") == "1" else "1") == here
 
 
 def test_a_race_on_two_threads_does_its_parts_of_the_work_and_no_more():

@@ -131,7 +131,7 @@ ODD = [
 ]
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 @given(st.lists(st.tuples(st.integers(0, 300), st.sampled_from(ODD)), max_size=3), st.integers(700, 6000))
 def test_events_out_of_the_ordinary_are_taken_alike(changes, block):
     file = job()

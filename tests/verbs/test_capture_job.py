@@ -289,7 +289,10 @@ def test_a_capture_without_overlap_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("function", "communicators"), [("fsdp", {"fsdp"}), ("hybrid", {"fsdp", "replicate"})])
+@pytest.mark.parametrize(
+    ("function", "communicators"),
+    [("fsdp", {"fsdp"}), pytest.param("hybrid", {"fsdp", "replicate"}, marks=pytest.mark.long)],
+)
 def test_the_example_is_captured(tmp_path: Path, function: str, communicators: set[str]) -> None:
     script = Path(__file__).parents[2] / "examples" / "capture_fsdp.py"
     out = tmp_path / "step.json.gz"

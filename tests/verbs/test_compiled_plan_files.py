@@ -111,6 +111,7 @@ def test_a_graph_without_a_plan_is_refused_on_both_ranks(planned):
     assert "JobError: rank 0: 'plans' has no plan of this graph" in second["error"]
 
 
+@pytest.mark.long
 def test_an_edited_plan_is_what_is_compiled(planned, tmp_path):
     """Every gather just before its product, where the planner's had gathered ahead."""
     folder, (before, _) = planned

@@ -19,28 +19,34 @@ from lagom_overlap.jobfile.spec import read_job
 JOB = PHI2.replace("[1, 2, 4, 8, 16]", "[1, 2, 3, 5, 7, 11]")
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A job and its run, with the table for the plug-in."""
+    folder = tmp_path_factory.mktemp("deployed")
+    (folder / "job.toml").write_text(JOB)
+    assert main(["tune", str(folder / "job.toml"), "--out", str(folder / "run")]) == 0
+    assert main(["export", str(folder / "run"), "--format", "plugin"]) == 0
+    return folder
+
+
 @pytest.mark.parametrize("release", ["2.28", "2.30", "2.31"])
-def test_every_call_of_a_step_runs_as_configs_toml_says_step_after_step(tmp_path, tmp_path_factory, release):
-    job = tmp_path / "job.toml"
-    job.write_text(JOB)
-    assert main(["tune", str(job), "--out", str(tmp_path / "run")]) == 0
-    assert main(["export", str(tmp_path / "run"), "--format", "plugin"]) == 0
-    spec = read_job(job)
-    asked = tomllib.loads((tmp_path / "run" / "configs.toml").read_text())["groups"]
+def test_every_call_of_a_step_runs_as_configs_toml_says_step_after_step(folder, tmp_path_factory, release):
+    job = Job(read_job(folder / "job.toml"))
+    asked = tomllib.loads((folder / "run" / "configs.toml").read_text())["groups"]
     wanted = {}
-    for group in Job(spec).groups:
+    for group in job.groups:
         for op, occurrences in zip(group.comms, group.occurrences, strict=True):
             for occurrence in occurrences:
                 wanted[op.collective, occurrence] = asked[group.name][op.name]
     plugin, fake = build_libraries(tmp_path_factory)
     model = ContentionModel(load_preset("a40_nvlink", 1), load_profile("plausible"))
     rehearsal = Rehearsal(model, fake_library=fake, plugin_library=plugin, release=release)
-    shutil.copy(tmp_path / "run" / "lagom_table.bin", rehearsal.table)
+    shutil.copy(folder / "run" / "lagom_table.bin", rehearsal.table)
     checked = 0
     for _ in range(2):
         rehearsal.plugin.step()  # as `lagom run` marks it; a raw table sets only what most calls of a site share
         seen = Counter()
-        for op in Job(spec).issued.comms:
+        for op in job.issued.comms:
             ran = rehearsal.run(op)
             knobs = wanted.get((op.collective, seen[op.collective]), {})
             seen[op.collective] += 1

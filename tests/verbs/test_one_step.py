@@ -82,6 +82,7 @@ VERBS = {
 }
 MODELS = [name for name, verbs in VERBS.items() if verbs.simulate is None]
 TUNED = [name for name in MODELS if VERBS[name].tune is None]
+LARGE = "qwen3_30b_moe_megatron_h100.toml"
 
 
 def job(name: str) -> JobSpec:
@@ -292,7 +293,9 @@ def test_a_stage_of_a_pipeline_keeps_all_parameters_or_none() -> None:
     assert after.iteration_s < before.iteration_s
 
 
-@pytest.mark.parametrize("name", TUNED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if name == LARGE else name for name in TUNED]
+)
 def test_tune_finds_its_groups_in_that_step_and_predicts_the_same(name: str, tmp_path: Path) -> None:
     spec = job(name)
     built = Job(spec).step
@@ -307,7 +310,14 @@ def test_tune_finds_its_groups_in_that_step_and_predicts_the_same(name: str, tmp
     assert found.step_s == said
 
 
-@pytest.mark.parametrize("name", [name for name in TUNED if name.startswith(("phi2", "gpt", "qwen3"))])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "phi2_fsdp_a40.toml",
+        pytest.param("gpt_175b_3d_a100.toml", marks=pytest.mark.long),
+        pytest.param(LARGE, marks=pytest.mark.long),
+    ],
+)
 def test_compare_speaks_of_that_step_too(name: str, tmp_path: Path) -> None:
     spec = job(name)
     said = said_of(name).iteration_s

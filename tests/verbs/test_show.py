@@ -110,7 +110,7 @@ def test_a_model_file_is_shown_and_a_config_json_leads_to_init(here: Path) -> No
 
 
 def test_a_plan_tells_who_takes_it_and_what_it_sets(here: Path) -> None:
-    lagom_overlap.plan("model.toml", out="run")
+    lagom_overlap.plan("model.toml", out="run", work=0.1)
     shown = run_show(Path("run/plan.toml"))
     assert shown.what == "a plan for fsdp2"
     assert "fsdp2: units = embed, layers.0, layers.1, layers.2, layers.3, layers.4, ... (34 in all)" in shown.said

@@ -91,6 +91,7 @@ def replace_out(request: LayoutsRequest, out: Path) -> LayoutsRequest:
     return replace(request, out=out)
 
 
+@pytest.mark.long
 def test_the_layout_of_llama_3_70b_on_64_h100s_is_that_of_nvidias_recipe(tmp_path: Path) -> None:
     """Megatron-Bridge's performance recipe, BF16: TP 4, PP 4, CP 2, VP 5, micro-batch 1, 128 sequences of 8192."""
     request = LayoutsRequest(

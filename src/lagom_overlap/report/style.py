@@ -6,8 +6,10 @@ backgrounds would swallow and the blue that is kept for what a run arrived at, a
 """
 
 import html
+from collections.abc import Mapping
 from math import ceil, floor, log10
-from typing import TYPE_CHECKING, Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 
 from lagom_overlap.units import MS, US
 
@@ -76,21 +78,55 @@ def log_axis(low: float, high: float) -> dict[str, object]:
     }
 
 
-def lay_out(figure: "go.Figure", height: int, **layout: object) -> "go.Figure":
-    """The figure with the common layout and this one's on top."""
-    figure.update_layout(
-        template=None,
-        height=height,
-        margin={"l": 64, "r": 16, "t": 36, "b": 48},
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        font={"family": "system-ui, -apple-system, Segoe UI, Roboto, sans-serif", "size": 12},
-        hovermode="closest",
-        hoverlabel={"align": "left"},
-        legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "xanchor": "left", "title": {"text": ""}},
-        dragmode="zoom",
-    )
-    figure.update_layout(**layout)
-    figure.update_xaxes(automargin=True, ticks="outside", ticklen=4, zeroline=False, showline=True, title_standoff=8)
-    figure.update_yaxes(automargin=True, ticks="outside", ticklen=4, zeroline=False, showline=True, title_standoff=8)
+def axis_of(kind: str, row: int) -> str:
+    """The layout's name for the "x" or "y" axis of a row, of figures with one column."""
+    return f"{kind}axis{'' if row == 1 else row}"
+
+
+_COMMON: Final = {
+    "template": {},  # of its own accord plotly takes colours from its default one
+    "margin": {"l": 64, "r": 16, "t": 36, "b": 48},
+    "paper_bgcolor": "rgba(0,0,0,0)",
+    "plot_bgcolor": "rgba(0,0,0,0)",
+    "font": {"family": "system-ui, -apple-system, Segoe UI, Roboto, sans-serif", "size": 12},
+    "hovermode": "closest",
+    "hoverlabel": {"align": "left"},
+    "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "xanchor": "left", "title": {"text": ""}},
+    "dragmode": "zoom",
+}
+_AXIS: Final = {
+    "automargin": True, "ticks": "outside", "ticklen": 4, "zeroline": False, "showline": True, "title": {"standoff": 8},
+}  # fmt: skip
+
+
+def lay_out(
+    figure: "go.Figure",
+    height: int,
+    *,
+    xaxes: Mapping[str, object] = MappingProxyType({}),
+    yaxes: Mapping[str, object] = MappingProxyType({}),
+    **layout: object,
+) -> "go.Figure":
+    """The figure with the common layout and this one's on top; `xaxes` and `yaxes` are what all of its axes have.
+
+    The tables are merged here and handed over once: plotly's own updates look through the whole layout for every key.
+    """
+    whole: dict[str, Any] = {**figure.layout.to_plotly_json(), "template": None}
+    for more in (_COMMON, {"height": height}, layout):
+        _merge(whole, more)
+    for kind, axes in (("xaxis", xaxes), ("yaxis", yaxes)):
+        for name in {kind, *(name for name in whole if name.startswith(kind))}:
+            _merge(whole, {name: _AXIS})
+            _merge(whole, {name: axes})
+    figure.layout = whole
     return figure
+
+
+def _merge(whole: dict[str, Any], more: Mapping[str, Any]) -> None:
+    """Puts the entries of `more` into `whole`, tables into tables."""
+    for key, value in more.items():
+        if isinstance(value, Mapping):
+            whole[key] = dict(whole.get(key) or {})
+            _merge(whole[key], value)
+        else:
+            whole[key] = value

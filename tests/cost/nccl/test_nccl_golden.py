@@ -23,7 +23,7 @@ def test_at_least_95_percent_of_the_golden_rows_agree(golden: Path, capsys: pyte
     assert found["from_presets"]["share"] >= 0.95
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_fitted_links_meet_five_percent_on_sizes_not_fitted(vidur: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.argv", ["collective_time.py", str(vidur), "--json"])

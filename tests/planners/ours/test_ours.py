@@ -13,6 +13,7 @@ from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.planners.base import PlanProblem
 from lagom_overlap.planners.baselines import ProgramOrder
+from lagom_overlap.planners.deadline import SearchBudget
 from lagom_overlap.planners.layers import LayerPass, stages_of
 from lagom_overlap.planners.memory import fits, lean_order, peak_of_order
 from lagom_overlap.planners.ours import Ours, planner
@@ -191,7 +192,7 @@ def test_a_long_weight_gradient_is_cut_where_it_delays_the_chain() -> None:
 
 def _coarse() -> PlanProblem:
     """A backward chain with a wait of 300 us after each layer; weight gradients take 600 us in every second layer."""
-    problem = fsdp_problem(10, prefetch=None, budget_s=4.0)
+    problem = fsdp_problem(10, prefetch=None, work=SearchBudget(1.0))
     table = {}
     for op in problem.iteration.ops:
         phase, layer, *rest = op.name.split(".")

@@ -334,7 +334,7 @@ def test_an_iteration_without_data_flow_is_refused() -> None:
         rewritten(replace(small_step(2), is_dataflow=False), ())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_twenty_thousand_operators_are_split_in_seconds() -> None:
     """Not a clock: every rewrite must touch its neighbourhood only, or this would not end within the test's time."""
     blocks = [small_step(2) for _ in range(2000)]

@@ -162,11 +162,11 @@ def test_a_capture_of_fsdp2_has_the_built_steps_streams_collectives_and_waits(
     pytest.importorskip("torch")
     from lagom_overlap.capturing.models import named
 
-    model = replace(load_model(name), num_layers=4)
+    model = replace(load_model(name), num_layers=3)
     monkeypatch.setattr(named, "load_model", lambda _: model)
     options = {"fsdp": 8 // replicate, "replicate": replicate, "micro_batches": num_micro_batches}
     theirs = named.capture_named(name, options, micro_batch=2, seq_len=2048)
-    ours = built(name, num_layers=4, replicate=replicate, num_micro_batches=num_micro_batches)
+    ours = built(name, num_layers=3, replicate=replicate, num_micro_batches=num_micro_batches)
     assert _signature(ours) == _signature(theirs)
     if num_micro_batches == 1:
         assert _copies(ours) == _copies(theirs)

@@ -3,7 +3,7 @@
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from lagom_overlap.report.style import COMPUTE, NEUTRAL, colour_of, ink_on, label, lay_out, time_unit
+from lagom_overlap.report.style import COMPUTE, NEUTRAL, axis_of, colour_of, ink_on, label, lay_out, time_unit
 from lagom_overlap.report.tune.probes import GroupHistory
 from lagom_overlap.results.tune import TuneResult
 from lagom_overlap.timeline import Span, SpanKind, Timeline
@@ -37,24 +37,24 @@ def gantt_figure(result: TuneResult, history: GroupHistory) -> go.Figure | None:
         vertical_spacing=0 if len(shown) == 1 else _TITLE_PX / (sum(heights) + _FRAME_PX),
         subplot_titles=[_title(title, timeline) for title, timeline in shown],
     )
+    lanes: dict[str, object] = {}
     for index, (_, timeline) in enumerate(shown, start=1):
         _add_spans(figure, history, timeline, unit, index)
         figure.add_vline(x=timeline.makespan_s / unit, line={"color": NEUTRAL, "dash": "dash", "width": 1}, row=index)
-        figure.update_yaxes(
-            type="category", categoryorder="array", categoryarray=list(reversed(rows[index - 1])), showgrid=False,
-            row=index, col=1,
-        )  # fmt: skip
+        lanes[axis_of("y", index)] = {"categoryarray": rows[index - 1][::-1]}
     lay_out(
         figure,
         sum(heights) + _FRAME_PX,
+        xaxes={"range": [0, longest / unit * 1.02]},
+        yaxes={"type": "category", "categoryorder": "array", "showgrid": False},
         barmode="overlay",
         bargap=0.25,
         showlegend=False,
         uniformtext={"minsize": 9, "mode": "hide"},
+        **{axis_of("x", len(shown)): {"title": {"text": f"time ({unit_name})"}}},
+        **lanes,
     )
     figure.update_annotations(x=0, xanchor="left", font={"size": 12})
-    figure.update_xaxes(range=[0, longest / unit * 1.02])
-    figure.update_xaxes(title_text=f"time ({unit_name})", row=len(shown), col=1)
     return figure
 
 

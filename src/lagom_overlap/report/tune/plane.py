@@ -58,9 +58,15 @@ def plane_figure(result: TuneResult, history: GroupHistory) -> go.Figure | None:
         figure.add_trace(_points(history, unit))
     for trace in _mark_traces(marks, unit):
         figure.add_trace(trace)
-    lay_out(figure, 520, margin={"l": 64, "r": 16, "t": 60, "b": 48}, coloraxis=_colour_axis(points, unit, name))
-    figure.update_xaxes(title_text=f"time of all collectives, X ({name})", showgrid=False, **_axis(x_range, x_log))
-    figure.update_yaxes(title_text=f"computation, Y ({name})", showgrid=False, **_axis(y_range, y_log))
+    x_title, y_title = f"time of all collectives, X ({name})", f"computation, Y ({name})"
+    lay_out(
+        figure,
+        520,
+        margin={"l": 64, "r": 16, "t": 60, "b": 48},
+        coloraxis=_colour_axis(points, unit, name),
+        xaxis={"title": {"text": x_title}, "showgrid": False, **_axis(x_range, x_log)},
+        yaxis={"title": {"text": y_title}, "showgrid": False, **_axis(y_range, y_log)},
+    )
     _name_regions(figure, x_range, y_range)
     return figure
 

@@ -8,7 +8,18 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from lagom_overlap.collective import CommConfig
-from lagom_overlap.report.style import ACCENT, BAD, NEUTRAL, colour_of, dash_of, label, lay_out, log_axis, time_unit
+from lagom_overlap.report.style import (
+    ACCENT,
+    BAD,
+    NEUTRAL,
+    axis_of,
+    colour_of,
+    dash_of,
+    label,
+    lay_out,
+    log_axis,
+    time_unit,
+)
 from lagom_overlap.report.tune.probes import GroupHistory, ProbePoint
 from lagom_overlap.report.tune.words import KNOB_WORDS, config_text, knob_text, launch_lines
 from lagom_overlap.results.tune import TuneResult
@@ -38,11 +49,14 @@ def trajectory_figure(result: TuneResult, history: GroupHistory) -> go.Figure | 
     if has_h:
         _add_priority(figure, history, rows)
     _name_collectives(figure, history, rows > 1)
-    lay_out(figure, sum(heights) + _FRAME_PX, margin={"l": 64, "r": 16, "t": 60, "b": 48})
     numbers = [probe.number for probe in history.probes]
-    figure.update_xaxes(range=[min(numbers) - 0.7, max(numbers) + 0.7])
-    figure.update_xaxes(title_text="step of the run", row=rows, col=1)
-    return figure
+    return lay_out(
+        figure,
+        sum(heights) + _FRAME_PX,
+        xaxes={"range": [min(numbers) - 0.7, max(numbers) + 0.7]},
+        margin={"l": 64, "r": 16, "t": 60, "b": 48},
+        **{axis_of("x", rows): {"title": {"text": "step of the run"}}},
+    )
 
 
 def _moving_knobs(history: GroupHistory) -> list[str]:
