@@ -6,6 +6,7 @@ backgrounds would swallow and the blue that is kept for what a run arrived at, a
 """
 
 import html
+from collections.abc import Mapping
 from math import ceil, floor, log10
 from typing import TYPE_CHECKING, Final
 
@@ -77,20 +78,42 @@ def log_axis(low: float, high: float) -> dict[str, object]:
 
 
 def lay_out(figure: "go.Figure", height: int, **layout: object) -> "go.Figure":
-    """The figure with the common layout and this one's on top."""
-    figure.update_layout(
-        template=None,
-        height=height,
-        margin={"l": 64, "r": 16, "t": 36, "b": 48},
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        font={"family": "system-ui, -apple-system, Segoe UI, Roboto, sans-serif", "size": 12},
-        hovermode="closest",
-        hoverlabel={"align": "left"},
-        legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "xanchor": "left", "title": {"text": ""}},
-        dragmode="zoom",
-    )
-    figure.update_layout(**layout)
-    figure.update_xaxes(automargin=True, ticks="outside", ticklen=4, zeroline=False, showline=True, title_standoff=8)
-    figure.update_yaxes(automargin=True, ticks="outside", ticklen=4, zeroline=False, showline=True, title_standoff=8)
-    return figure
+    """The figure with the common layout and this one's on top.
+
+    All at once: plotly takes three times as long to change one property after the other.
+    """
+    figure.layout.template = None  # before it is asked for: plotly's own is large
+    held = _merged(figure.layout.to_plotly_json(), _COMMON, {"height": height}, layout)
+    axes = {name for name in ("xaxis", "yaxis", *held) if name.startswith(("xaxis", "yaxis"))}
+    figure.layout = _merged(held, dict.fromkeys(axes, _AXIS))
+    return figure.update_layout(template=None)
+
+
+_COMMON: Final[dict[str, object]] = {
+    "margin": {"l": 64, "r": 16, "t": 36, "b": 48},
+    "paper_bgcolor": "rgba(0,0,0,0)",
+    "plot_bgcolor": "rgba(0,0,0,0)",
+    "font": {"family": "system-ui, -apple-system, Segoe UI, Roboto, sans-serif", "size": 12},
+    "hovermode": "closest",
+    "hoverlabel": {"align": "left"},
+    "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "xanchor": "left", "title": {"text": ""}},
+    "dragmode": "zoom",
+}
+_AXIS: Final[dict[str, object]] = {
+    "automargin": True,
+    "ticks": "outside",
+    "ticklen": 4,
+    "zeroline": False,
+    "showline": True,
+    "title": {"standoff": 8},
+}
+
+
+def _merged(*layouts: Mapping[str, object]) -> dict[str, object]:
+    """What each says on top of those before it, property by property."""
+    result: dict[str, object] = {}
+    for layout in layouts:
+        for name, value in layout.items():
+            old = result.get(name)
+            result[name] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return result
