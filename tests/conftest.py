@@ -36,7 +36,11 @@ def pytest_collection(session: pytest.Session) -> Generator[None]:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Whether the tests with ranks alone are asked for and a file has none: it is not imported then."""
-    if config.option.markexpr.startswith("gloo") and collection_path.suffix == ".py" and not _marks_gloo(collection_path):
+    if (
+        config.option.markexpr.startswith("gloo")
+        and collection_path.suffix == ".py"
+        and not _marks_gloo(collection_path)
+    ):
         return True
     return None
 

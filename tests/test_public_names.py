@@ -48,7 +48,7 @@ def run(code: str) -> str:
 
 FORKS = """
 import json, os, sys
-import msgspec, numpy  # of others, so that each child imports ours alone
+import msgspec, numpy, plotly.graph_objects, plotly.subplots, rich.table, tomli_w  # of others: a child imports ours
 assert not [name for name in sys.modules if name.startswith("lagom_overlap.")]
 for code in json.loads(sys.argv[1]):
     child = os.fork()

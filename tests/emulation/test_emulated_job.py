@@ -105,7 +105,7 @@ def on_hosts(temporary: Path | None, words: tuple[str, ...], **asked: int | None
     [
         ((), {"num_hosts": 2}, 4),
         (("--nnodes", "2"), {}, 4),
-        ((), {"num_ranks": 16}, 16),
+        pytest.param((), {"num_ranks": 16}, 16, marks=pytest.mark.long),
     ],
 )
 def test_each_host_runs_the_command_and_the_wire_between_them_is_paid(
