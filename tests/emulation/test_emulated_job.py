@@ -240,7 +240,15 @@ def test_a_rank_that_speaks_nonsense_is_refused(temporary: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGINT,
+        signal.SIGKILL,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.long),
+        pytest.param(signal.SIGHUP, marks=pytest.mark.long),
+    ],
+)
 def test_a_signal_leaves_no_process_and_no_file(temporary: Path, number: signal.Signals) -> None:
     process = emulating(temporary, command(2, "sleep"))
     mark = f"LAGOM_EMULATION_SOCKET={temporary}".encode()
