@@ -3,6 +3,7 @@
 import ast
 import inspect
 import json
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -48,7 +49,7 @@ def run(code: str) -> str:
 
 FORKS = """
 import json, os, sys
-import msgspec, numpy  # of others, so that each child imports ours alone
+import msgspec, numpy, plotly.graph_objects, plotly.subplots, rich.table, tomli_w  # of others: a child imports ours
 assert not [name for name in sys.modules if name.startswith("lagom_overlap.")]
 for code in json.loads(sys.argv[1]):
     child = os.fork()
@@ -105,13 +106,16 @@ def test_importing_the_package_imports_nothing_of_it():
         assert run(code.format(name)) == "[]", name
 
 
+def test_no_module_of_the_package_has_the_name_of_something_public():
+    """The import of such a module would put it in the other's place."""
+    found = {path.stem for path in Path(lagom_overlap.__file__).parent.iterdir()}
+    assert found & set(lagom_overlap.__all__) == set()
+    assert "verbs" in found
+
+
 @pytest.mark.timeout(120)
 def test_no_module_shadows_a_function_in_either_order_of_import():
-    pairs = [
-        ("tune", "verbs.tune"), ("compare", "verbs.compare"), ("plan", "verbs.plan"), ("simulate", "verbs.simulate"),
-        ("analyze", "verbs.analyze"), ("capture", "capturing.file"), ("tune", "tuners.study"),
-        ("plan", "planners.base"),
-    ]  # fmt: skip
+    pairs = [("tune", "verbs.tune"), ("plan", "planners.base")]
     codes = []
     for name, module in pairs:
         lines = [f"import lagom_overlap.{module}", f"lagom_overlap.{name}"]
@@ -189,7 +193,7 @@ def test_a_public_class_has_one_home() -> None:
     homes = defaultdict(list)
     root = Path(__file__).parents[1]
     for path in [*(root / "src").rglob("*.py"), *(root / "emulate" / "src").rglob("*.py")]:
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                homes[node.name].append(str(path.relative_to(root)))
+        for name in re.findall(r"^class ([A-Za-z]\w*)", path.read_text(encoding="utf-8"), re.MULTILINE):
+            homes[name].append(str(path.relative_to(root)))
     assert {name: paths for name, paths in homes.items() if len(paths) > 1} == {}
+    assert len(homes) > 100

@@ -128,7 +128,8 @@ def test_nobody_writes_per_cent_in_another_style() -> None:
     assert not [
         f"{path.name}:{node.lineno}"
         for path in package.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        if "%}" in (source := path.read_text())  # most files need not be parsed
+        for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.FormattedValue) and node.format_spec is not None
         if ast.unparse(node.format_spec).rstrip("'\"").endswith("%")
     ]

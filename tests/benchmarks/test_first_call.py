@@ -1,8 +1,8 @@
 """The first call on a GPU, dry: its stages, and that everything it names is there and reads its flags."""
 
-import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from functools import cache
@@ -91,28 +91,21 @@ def test_every_shell_script_parses(name: str) -> None:
     subprocess.run(["bash", "-n", str(FOLDER / name)], check=True)
 
 
-HELP = """
-import contextlib, io, json, runpy, sys
-folder, *names = sys.argv[1:]
-sys.path.insert(0, folder)
-told = {}
-for name in names:
-    sys.argv, shown = [name, "--help"], io.StringIO()
-    with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
-        runpy.run_path(f"{folder}/{name}", run_name="__main__")
-    told[name] = shown.getvalue()
-print(json.dumps(told))
-"""
-"""In one process, as they all import PyTorch."""
-
-
 @pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.timeout(300)
-def test_every_script_reads_its_flags() -> None:
+@pytest.mark.parametrize("name", WITH_FLAGS)
+def test_every_script_reads_its_flags(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In this process, as they all import PyTorch."""
     pytest.importorskip("torch")
-    command = [sys.executable, "-c", HELP, str(FOLDER), *WITH_FLAGS]
-    told = json.loads(subprocess.run(command, capture_output=True, text=True, cwd="/", check=True).stdout)
-    for name in WITH_FLAGS:
-        assert told[name].startswith("usage"), name
-        assert [flag for flag in flags_told(name) if flag not in told[name]] == [], name
+    monkeypatch.chdir("/")
+    monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(FOLDER / name), run_name="__main__")
+    told = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert told.startswith("usage")
+    assert [flag for flag in flags_told(name) if flag not in told] == []

@@ -11,7 +11,9 @@ from lagom_overlap.workload import iteration
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
 
-@pytest.mark.parametrize("seed", [0, 4, 5, 8, 10, 11, 3034])
+@pytest.mark.parametrize(
+    "seed", [0, 4, 8, 11, 3034, pytest.param(5, marks=pytest.mark.long), pytest.param(10, marks=pytest.mark.long)]
+)
 def test_plans_of_drawn_steps_keep_every_dependence(seed: int) -> None:
     """FSDP2 and DDP, routed tokens, branches, masks, several micro-batches, a wait for the device are among them."""
     num_checked, finds = fuzz_plans.finds_of(seed, num_others=1)
@@ -30,7 +32,9 @@ def test_a_wait_for_the_device_that_holds_nothing_back_is_found(monkeypatch: pyt
     assert any("(read by the host)" in find for find in fuzz_plans.finds_of(3034, num_others=0)[1])
 
 
-@pytest.mark.parametrize("seed", [3, 6, 14, 15])
+@pytest.mark.parametrize(
+    "seed", [14, 15, pytest.param(3, marks=pytest.mark.long), pytest.param(6, marks=pytest.mark.long)]
+)
 def test_the_default_planner_is_behind_no_other(seed: int) -> None:
     """Built steps (odd seeds) and captured ones; every planner has the same work."""
     _, _, found = fuzz_plans.behind(seed)

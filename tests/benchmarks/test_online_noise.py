@@ -10,13 +10,18 @@ from online_noise import NOISES, Inline, run
 
 pytestmark = pytest.mark.torch
 
+OFTEN = ("white, 2 %", "heavy tails", "autocorrelated", "regime change at adoption")
+"""One noise of each kind: `make test` has these."""
+
 
 @pytest.fixture(autouse=True)
 def inline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "BoundedCalls", Inline)
 
 
-@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize(
+    "noise", [pytest.param(noise, marks=() if noise in OFTEN else pytest.mark.long) for noise in NOISES]
+)
 def test_what_helps_nothing_is_not_adopted(noise: str) -> None:
     outcomes = [run("null", noise, seed, 600) for seed in range(2)]
     assert not any(one.num_adopted for one in outcomes)

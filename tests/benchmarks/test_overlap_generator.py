@@ -42,7 +42,9 @@ def test_the_draws_and_the_physics_are_frozen() -> None:
     assert checksum == pytest.approx(306.3607964129439, rel=1e-10)
 
 
-@pytest.mark.parametrize("num_comms", [1, 2, 4, 8])
+@pytest.mark.parametrize(
+    "num_comms", [1, pytest.param(2, marks=pytest.mark.long), 4, pytest.param(8, marks=pytest.mark.long)]
+)
 def test_the_default_is_bad_enough_to_examine_anybody(num_comms: int) -> None:
     regrets = []
     for index in range(100 if num_comms < 4 else 30):

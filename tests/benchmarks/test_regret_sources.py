@@ -9,7 +9,7 @@ import regret_sources
 from measured_generator import TAIL, draw_group
 
 
-@pytest.mark.parametrize("num_comms", [1, 3])
+@pytest.mark.parametrize("num_comms", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_bounds_of_a_regret_are_in_order(num_comms: int) -> None:
     family = regret_sources.family_list(num_comms, 1)
     row = regret_sources.row_of("ours", draw_group(4, 0, num_comms), family)
@@ -22,6 +22,7 @@ def test_bounds_of_a_regret_are_in_order(num_comms: int) -> None:
     assert len(family) == regret_sources.NUM_MEASURED
 
 
+@pytest.mark.long
 def test_who_knows_the_family_is_no_better_than_the_best_equal_setting_and_better_than_the_default() -> None:
     known = regret_oracle.family(2, 40)
     group = draw_group(4, 1, 2)

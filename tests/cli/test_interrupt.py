@@ -59,7 +59,14 @@ def wait_until(condition) -> None:
 @pytest.mark.gloo
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("signum", "code"),
+    [
+        (signal.SIGTERM, 143),
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.long),
+        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.long),
+    ],
+)
 def test_a_signal_keeps_what_was_measured_and_ends_every_process(tmp_path: Path, signum: signal.Signals, code: int):
     job = tmp_path / "job.toml"
     job.write_text(JOB.format(size="4 MiB"), encoding="utf-8")

@@ -59,8 +59,14 @@ class GathersFirst:
         return finished(problem, "gathers_first", (), Issue(order=tuple(order), streams={}))
 
 
-@pytest.fixture(autouse=True)
-def planners(monkeypatch):
+@pytest.fixture(autouse=True, scope="module")
+def planners():
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        add_planners(monkeypatch)
+        yield
+
+
+def add_planners(monkeypatch):
     known = {"gathers_first": GathersFirst, "program_order": ProgramOrder}
     real = registry.load
 
@@ -79,6 +85,15 @@ def lagom(tmp_path: Path, capsys, text: str, *flags: str) -> tuple[int, str, str
     code = main(["plan", str(job), *flags])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
+
+
+@pytest.fixture(scope="module")
+def made(planners, tmp_path_factory) -> str:
+    """The plan file of the job."""
+    folder = tmp_path_factory.mktemp("made")
+    (folder / "job.toml").write_text(JOB, encoding="utf-8")
+    assert main(["plan", str(folder / "job.toml"), "--out", str(folder / "run"), "--json"]) == 0
+    return (folder / "run" / "plan.toml").read_text(encoding="utf-8")
 
 
 def refused(tmp_path, capsys, text, words, *flags):
@@ -152,10 +167,10 @@ def test_an_edited_plan_is_applied_as_edited(tmp_path, capsys):
         ('framework = "deepspeed"', 'framework = "fsdp2"', ["another graph", "no operator 'mb0.head.logits_sum'"]),
     ],
 )
-def test_a_plan_for_another_job_is_refused(tmp_path, capsys, old, new, words):
-    out = tmp_path / "run"
-    lagom(tmp_path, capsys, JOB, "--out", str(out))
-    refused(tmp_path, capsys, JOB.replace(old, new), words, "--apply", str(out / "plan.toml"))
+def test_a_plan_for_another_job_is_refused(tmp_path, capsys, made, *, old, new, words):
+    plan = tmp_path / "plan.toml"
+    plan.write_text(made)
+    refused(tmp_path, capsys, JOB.replace(old, new), words, "--apply", str(plan))
 
 
 @pytest.mark.parametrize(
@@ -168,20 +183,16 @@ def test_a_plan_for_another_job_is_refused(tmp_path, capsys, old, new, words):
         (lambda text: "x = [", ["no plan"]),
     ],
 )
-def test_a_broken_plan_file_is_one_line(tmp_path, capsys, edit, words):
-    out = tmp_path / "run"
-    lagom(tmp_path, capsys, JOB, "--out", str(out))
-    plan = out / "plan.toml"
-    plan.write_text(edit(plan.read_text()))
+def test_a_broken_plan_file_is_one_line(tmp_path, capsys, made, edit, words):
+    plan = tmp_path / "plan.toml"
+    plan.write_text(edit(made))
     refused(tmp_path, capsys, JOB, words, "--apply", str(plan))
 
 
-def test_an_order_against_the_data_flow_is_refused(tmp_path, capsys):
-    out = tmp_path / "run"
-    lagom(tmp_path, capsys, JOB, "--out", str(out))
-    plan = out / "plan.toml"
-    order = tomllib.loads(plan.read_text())["rewrite"][-1]["order"]
-    text = plan.read_text().replace(f'    "{order[-1]}",\n', "", 1)
+def test_an_order_against_the_data_flow_is_refused(tmp_path, capsys, made):
+    plan = tmp_path / "plan.toml"
+    order = tomllib.loads(made)["rewrite"][-1]["order"]
+    text = made.replace(f'    "{order[-1]}",\n', "", 1)
     plan.write_text(text.replace("order = [\n", f'order = [\n    "{order[-1]}",\n', 1))
     refused(tmp_path, capsys, JOB, [order[-1]], "--apply", str(plan))
 
@@ -300,7 +311,7 @@ def test_the_default_carrier_is_the_jobs_framework_and_its_plan_is_applied_again
     assert plan["fsdp2"]["units"] == found["fsdp2"]["settings"]["units"]
     again = json.loads(lagom(tmp_path, capsys, FSDP2_JOB, "--json", "--apply", str(out / "plan.toml"))[1])
     assert again["iteration_s"]["after"] == found["iteration_s"]["after"]
-    _, text, _ = lagom(tmp_path, capsys, FSDP2_JOB)
+    _, text, _ = lagom(tmp_path, capsys, FSDP2_JOB, "--apply", str(out / "plan.toml"))
     assert "applied as settings of FSDP2" in " ".join(text.split())
     for_others = out / "plan.toml"
     flags = ("--apply", str(for_others), "--for", "megatron")

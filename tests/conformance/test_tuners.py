@@ -122,6 +122,9 @@ JOBS: dict[str, Problems] = {
     ),
 }
 
+EVERY_KIND = ("eight collectives", "a computation's side shared by groups")
+"""Jobs that have one and several groups, knobs of each kind, and a side of the computation."""
+
 Fails = Callable[[str, Assignment, Assignment], bool]
 """Whether a group's assignment fails, given its default."""
 
@@ -198,11 +201,14 @@ def test_it_ends_stays_in_its_space_and_never_stands_by_what_failed(make: Make, 
 
 
 @pytest.mark.parametrize("make", GUARDED.values(), ids=GUARDED)
-def test_nor_does_a_guarded_one(make: Make) -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["two knobs, default outside", pytest.param("a computation's side shared by groups", marks=pytest.mark.long)],
+)
+def test_nor_does_a_guarded_one(make: Make, name: str) -> None:
     """One job finds a guard that says whatever the tuner within recommends, the other has every kind of space."""
-    for name in ("two knobs, default outside", "a computation's side shared by groups"):
-        for fails in FAILURES.values():
-            _check_search(make, JOBS[name], fails)
+    for fails in FAILURES.values():
+        _check_search(make, JOBS[name], fails)
 
 
 def _check_search(make: Make, problems: Problems, fails: Fails) -> None:
@@ -231,16 +237,31 @@ def _check_search(make: Make, problems: Problems, fails: Fails) -> None:
     assert num_trials >= 1
 
 
-@every_tuner
-def test_the_same_tells_give_the_same_asks(make: Make) -> None:
-    for name, problems in JOBS.items():
-        assert run(make, problems, _some) == run(make, problems, _some), name
+@pytest.mark.parametrize("make", PLAIN.values(), ids=PLAIN)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in EVERY_KIND else pytest.mark.long) for name in JOBS]
+)
+def test_the_same_tells_give_the_same_asks(make: Make, name: str) -> None:
+    _check_repeats(make, JOBS[name])
 
 
-@every_tuner
-def test_trials_are_numbered_from_zero(make: Make) -> None:
-    trials, _ = run(make, JOBS["three groups"], _some)
+@pytest.mark.parametrize("make", GUARDED.values(), ids=GUARDED)
+def test_so_do_they_within_a_guard(make: Make) -> None:
+    """A guard's own choices see the times alone, whatever the space: one job of several groups has them all."""
+    _check_repeats(make, JOBS["three groups"])
+
+
+def _check_repeats(make: Make, problems: Problems) -> None:
+    """Two searches of one seed are one; their trials are numbered, and say what is known of their collectives."""
+    trials, recommended = run(make, problems, _some)
+    groups = {problem.group.name: problem.group for problem in problems}
+    assert (trials, recommended) == run(make, problems, _some)
     assert [trial.number for trial in trials] == list(range(len(trials)))
+    for trial in trials:
+        for name, metrics in trial.priorities.items():
+            assert name in trial.assignments
+            assert set(metrics) <= {comm.name for comm in groups[name].comms}
+            assert all(0 <= metric < float("inf") for metric in metrics.values())
 
 
 @every_tuner
@@ -295,16 +316,6 @@ def test_groups_of_one_name_and_no_group_are_refused(make: Make) -> None:
     for problems in ((), (one, one)):
         with pytest.raises(ValueError, match="different names"):
             make(problems)
-
-
-@every_tuner
-def test_priorities_name_collectives_of_the_group_and_are_finite(make: Make) -> None:
-    trials, _ = run(make, JOBS["three groups"], _some)
-    for trial in trials:
-        for name, metrics in trial.priorities.items():
-            assert name in trial.assignments
-            assert set(metrics) <= {"c0", "c1", "c2"}
-            assert all(0 <= metric < float("inf") for metric in metrics.values())
 
 
 def test_every_registered_tuner_is_in_this_suite() -> None:

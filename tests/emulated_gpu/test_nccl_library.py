@@ -66,7 +66,7 @@ def sanitized(libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
         pytest.skip("the compiler has no shared sanitizers")
     library = tmp_path_factory.mktemp("sanitized") / "libnccl.so.2"
     sources = [*sorted((CSRC.parent / "emulate" / "csrc").glob("nccl_*.c")), *NCCL_HOST]
-    flags = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-Wno-unused-parameter")
+    flags = ("-O0", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-Wno-unused-parameter")
     compile_c(library, *sources, link=(*flags, f"-L{libraries}", "-l:libcuda.so.1"))
     return {
         "LAGOM_TEST_NCCL": str(library),

@@ -105,7 +105,7 @@ def on_hosts(temporary: Path | None, words: tuple[str, ...], **asked: int | None
     [
         ((), {"num_hosts": 2}, 4),
         (("--nnodes", "2"), {}, 4),
-        ((), {"num_ranks": 16}, 16),
+        pytest.param((), {"num_ranks": 16}, 16, marks=pytest.mark.long),
     ],
 )
 def test_each_host_runs_the_command_and_the_wire_between_them_is_paid(
@@ -240,7 +240,15 @@ def test_a_rank_that_speaks_nonsense_is_refused(temporary: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGINT,
+        signal.SIGKILL,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.long),
+        pytest.param(signal.SIGHUP, marks=pytest.mark.long),
+    ],
+)
 def test_a_signal_leaves_no_process_and_no_file(temporary: Path, number: signal.Signals) -> None:
     process = emulating(temporary, command(2, "sleep"))
     mark = f"LAGOM_EMULATION_SOCKET={temporary}".encode()

@@ -95,8 +95,15 @@ def searching(rank: int, num_calls: int, *, is_heard: bool) -> Job:
     return begun(job, rank, num_calls, is_heard=is_heard)
 
 
-@pytest.mark.parametrize("is_heard", [False, True])
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("rank", "is_heard"),
+    [
+        (0, False),
+        (1, True),
+        pytest.param(0, True, marks=pytest.mark.long),
+        pytest.param(1, False, marks=pytest.mark.long),
+    ],
+)
 def test_whenever_a_rank_loses_the_store_in_a_search_all_run_the_same_or_the_job_ends(
     rank: int, is_heard: bool
 ) -> None:
@@ -113,7 +120,7 @@ def test_whenever_a_rank_loses_the_store_in_a_search_all_run_the_same_or_the_job
     assert 0 < num_doubts < 20
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_rank_that_finds_the_store_again_is_never_in_doubt(rank: int) -> None:
     for num_calls in CALLS:
         job = searching(rank, num_calls, is_heard=False)

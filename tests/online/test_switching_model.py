@@ -533,12 +533,20 @@ def without_threads_and_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 UNEVEN_FAULTS = ("", "lost for good", "dead", "late")
 WITH_EVERY_FAULT = ("a trial, another one, the untouched job", "settled settings that are taken back")
+USUAL = {
+    *((name, "") for name in SCRIPTS),
+    *((name, fault) for name in WITH_EVERY_FAULT for fault in ("refused", "broken")),
+    ("a trial, another one, the untouched job", "lost and found"),
+    ("a trial, another one, the untouched job", "dead"),
+    ("settled settings that are taken back", "lost for good"),
+}
+"""What `make test` searches: each script, and each fault but lateness, which is among the uneven ones below."""
 
 
 @pytest.mark.parametrize(
     ("name", "fault"),
     [
-        (name, fault)
+        pytest.param(name, fault, marks=() if (name, fault) in USUAL else pytest.mark.long)
         for name in SCRIPTS
         for fault in FAULTS
         if not fault or name in WITH_EVERY_FAULT or fault not in UNEVEN_FAULTS  # with those below, every pair
@@ -557,9 +565,21 @@ EVERY_PAIR = [
     for place, fault in enumerate(UNEVEN_FAULTS)
 ]
 """Each way to differ with each fault and each script, each script with each fault; all 80 take a minute longer."""
+LARGEST = {
+    ("a trial that goes on and is settled", "a rank makes one update more", "late"),
+    ("a trial, another one, the untouched job", "a rank makes one update more", "dead"),
+    ("a trial, another one, the untouched job", "rank 0 makes one update more", "lost for good"),
+    ("settled for good after a check", "a rank makes one update more", "lost for good"),
+    ("settled settings that are taken back", "rank 0 makes one update more", "late"),
+    ("settled settings that are taken back", "rank 0 skips an update", "lost for good"),
+}
+"""The six with most states, without which each way to differ, each fault and each script is still searched."""
 
 
-@pytest.mark.parametrize(("name", "uneven", "fault"), EVERY_PAIR)
+@pytest.mark.parametrize(
+    ("name", "uneven", "fault"),
+    [pytest.param(*one, marks=pytest.mark.long if one in LARGEST else ()) for one in EVERY_PAIR],
+)
 def test_nor_do_ranks_that_count_their_steps_differently(name: str, uneven: str, fault: str) -> None:
     found = search(SCRIPTS[name], fault, UNEVEN[uneven])
     if fault in ("", "late"):

@@ -6,7 +6,7 @@ from toy_tuning import toy_group, toy_report, with_failure
 from lagom_overlap.results.tune import TuneResult
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def report() -> TuneResult:
     return toy_report()
 

@@ -71,9 +71,14 @@ class Page(HTMLParser):
         return self.figures[figure]["data"]
 
 
-@pytest.fixture
-def page(report) -> Page:
-    return Page(render_tuning(report))
+@pytest.fixture(scope="module")
+def source(report) -> str:
+    return render_tuning(report)
+
+
+@pytest.fixture(scope="module")
+def page(source) -> Page:
+    return Page(source)
 
 
 def assert_loads_nothing(page: Page) -> None:
@@ -84,12 +89,12 @@ def assert_loads_nothing(page: Page) -> None:
         assert not [name for name in attributes if name.startswith("on")]
 
 
-def test_the_page_loads_nothing_and_forbids_itself_to(page, report):
+def test_the_page_loads_nothing_and_forbids_itself_to(page, source):
     assert_loads_nothing(page)
     policy = next(a["content"] for t, a in page.elements if t == "meta" and a.get("http-equiv"))
     assert policy.startswith("default-src 'none'")
     assert "http" not in policy
-    styles = re.search(r"<style>(.*?)</style>", render_tuning(report), re.DOTALL)[1]
+    styles = re.search(r"<style>(.*?)</style>", source, re.DOTALL)[1]
     assert "url(" not in styles
     assert "@import" not in styles
 
@@ -110,8 +115,8 @@ def test_the_first_screen_is_the_answer_what_to_type_and_what_changes(page):
     assert "figure-ratios" in page.figures
 
 
-def test_equal_reports_give_equal_pages(make_report):
-    assert render_tuning(make_report()) == render_tuning(make_report())
+def test_equal_reports_give_equal_pages(make_report, source):
+    assert render_tuning(make_report()) == source
 
 
 def test_the_verdict_comes_first_and_its_numbers_are_the_verdicts(page, report):
@@ -368,10 +373,10 @@ def test_the_group_that_takes_most_of_the_iteration_is_open(make_report, make_gr
     assert "91 % of the groups&#39; time" in opened[3] or "91 % of the groups' time" in opened[3]
 
 
-def test_a_prediction_is_never_called_adopted_and_draws_no_rounds(report):
+def test_a_prediction_is_never_called_adopted_and_draws_no_rounds(report, page):
     text = Page(render_tuning(changed(report, backend="predicted_from_trace")))
     assert "A prediction, not an A/B" in text.text
     assert "Nothing was run" in text.text
     assert "Adopted" not in text.text
     assert not {"figure-ratios", "figure-rounds"} & set(text.figures)
-    assert {"figure-ratios", "figure-rounds"} & set(Page(render_tuning(report)).figures)
+    assert {"figure-ratios", "figure-rounds"} & set(page.figures)

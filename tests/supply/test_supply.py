@@ -90,7 +90,7 @@ LIBRARIES = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ["lagom-overlap", "lagom-emulate"])
+@pytest.mark.parametrize("name", [pytest.param("lagom-overlap", marks=pytest.mark.long), "lagom-emulate"])
 def test_each_distribution_holds_its_own_and_a_bill_of_its_materials(name: str, tmp_path: Path) -> None:
     """A wheel built from its sdist; the bill (PEP 770) has each compiled file by its hash, and what runs need."""
     pytest.importorskip("scikit_build_core")

@@ -206,9 +206,10 @@ def test_what_cannot_run_is_never_recommended() -> None:
     assert run("g", found).makespan_s <= run("g", mine.default).makespan_s
 
 
-def test_guarded_it_never_ends_worse_than_the_default_without_noise() -> None:
+@pytest.mark.parametrize("num_jobs", [6, pytest.param(20, marks=pytest.mark.long)])
+def test_guarded_it_never_ends_worse_than_the_default_without_noise(num_jobs: int) -> None:
     random = Random(3)
-    for _ in range(20):
+    for _ in range(num_jobs):
         num = random.randint(1, 3)
         run = Persistent(
             alone_s=1.0,

@@ -100,7 +100,9 @@ def test_measurements_do_not_grow_with_the_number_of_collectives(num_comms: int)
     assert stream("g", tuner.recommend()["g"]).makespan_s <= 1.001 * eight_s
 
 
-@pytest.mark.parametrize("num_comms", [1, 4, 16, 48, 192])
+@pytest.mark.parametrize(
+    "num_comms", [1, 4, 48, pytest.param(16, marks=pytest.mark.long), pytest.param(192, marks=pytest.mark.long)]
+)
 def test_nor_where_each_collective_needs_something_else(num_comms: int) -> None:
     """The last ones are the largest, so what they are blamed for is made up for by few of them at a time."""
     sizes = tuple(1 + 0.1 * j for j in range(num_comms))

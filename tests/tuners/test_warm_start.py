@@ -67,10 +67,11 @@ def test_the_earlier_best_is_measured_right_after_the_default() -> None:
     assert "warm start" in trials[1].reasons["g"]
 
 
-def test_an_earlier_run_of_the_same_groups_saves_measurements_and_finds_no_less() -> None:
+@pytest.mark.parametrize("num_seeds", [3, pytest.param(12, marks=pytest.mark.long)])
+def test_an_earlier_run_of_the_same_groups_saves_measurements_and_finds_no_less(num_seeds: int) -> None:
     held = problem(SPACE, num_comms=3, default=DEFAULT)
     counts, makespans = {"cold": [], "warm": []}, {"cold": [], "warm": []}  # type: ignore[var-annotated]
-    for seed in range(12):
+    for seed in range(num_seeds):
         warm = WarmStart(source="test", earlier=(earlier_run(seed, held, overlap(100 + seed)),))
         for name, begin in (("cold", None), ("warm", warm)):
             tuner = OurSearch((held,), seed=seed, warm=begin)
@@ -80,11 +81,12 @@ def test_an_earlier_run_of_the_same_groups_saves_measurements_and_finds_no_less(
     assert fmean(makespans["warm"]) <= 1.005 * fmean(makespans["cold"])
 
 
-def test_a_misleading_start_is_dropped_and_never_ends_behind_the_default() -> None:
+@pytest.mark.parametrize("num_seeds", [3, pytest.param(12, marks=pytest.mark.long)])
+def test_a_misleading_start_is_dropped_and_never_ends_behind_the_default(num_seeds: int) -> None:
     held = problem(SPACE, num_comms=3, default=DEFAULT)
     worst = (CommConfig(algorithm=RING, num_channels=32, chunk_bytes=2**15),) * 3
     cold_s, misled_s, counts = [], [], []
-    for seed in range(12):
+    for seed in range(num_seeds):
         wrong = replace(earlier_run(seed, held, overlap(100 + seed, comm=4.0)), best=worst)
         tuner = OurSearch((held,), seed=seed)
         cold = len(drive(tuner, overlap(200 + seed)))

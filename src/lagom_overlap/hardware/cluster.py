@@ -6,6 +6,7 @@ Presets: one TOML file per cluster (`clusters/NAME.toml`), each number with its 
 import tomllib
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -53,7 +54,13 @@ def _folder() -> Traversable:
 
 def preset_names() -> list[str]:
     """The names that `load_preset` knows, sorted."""
-    return sorted(entry.name.removesuffix(".toml") for entry in _folder().iterdir() if entry.name.endswith(".toml"))
+    return list(_preset_names())
+
+
+@cache
+def _preset_names() -> tuple[str, ...]:
+    names = (entry.name for entry in _folder().iterdir())
+    return tuple(sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,13 +177,19 @@ def load_preset(
     else:
         if name not in preset_names():
             raise UnknownNameError.among("cluster preset", name, preset_names())
-        text = (_folder() / f"{name}.toml").read_text(encoding="utf-8")
-        cluster = _cluster_of(tomllib.loads(text), f"clusters/{name}.toml")
+        cluster = _preset(name)
     if gpu is not None:
         cluster = replace(cluster, gpu=load_gpu(gpu))
     if gpus_per_node is not None:
         cluster = cluster.with_gpus_per_node(gpus_per_node)
     return cluster if num_nodes is None else replace(cluster, num_nodes=num_nodes)
+
+
+@cache
+def _preset(name: str) -> Cluster:
+    """One of ours, which does not change while we run."""
+    text = (_folder() / f"{name}.toml").read_text(encoding="utf-8")
+    return _cluster_of(tomllib.loads(text), f"clusters/{name}.toml")
 
 
 def _cluster_of(tables: dict[str, Any], source: str) -> Cluster:  # any TOML value

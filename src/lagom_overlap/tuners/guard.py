@@ -121,12 +121,15 @@ class Guarded(OneTrial):
             self._measured[name][assignment] = outcome
 
     def _better(self, name: str, wanted: Assignment) -> Assignment:
-        times = {assignment: _makespan_s(outcome) for assignment, outcome in self._measured[name].items()}
-        default = self._defaults[name]
+        measured, default = self._measured[name], self._defaults[name]
         if self._races is not None:
             return wanted if self._races[name].is_won else default
-        candidate = wanted if wanted in times else min(times, key=times.__getitem__, default=default)
-        return candidate if times.get(candidate, inf) < times.get(default, inf) else default
+
+        def time_s(assignment: Assignment) -> float:
+            return _makespan_s(measured[assignment]) if assignment in measured else inf
+
+        candidate = wanted if wanted in measured else min(measured, key=time_s, default=default)
+        return candidate if time_s(candidate) < time_s(default) else default
 
 
 class _Race:

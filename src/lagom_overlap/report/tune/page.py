@@ -116,9 +116,7 @@ def _page(result: TuneResult) -> _Page:
         sentences=_sentences(result),
         changes_note=_changes_note(result),
         knobs=tuple(KNOB_WORDS[knob] for knob in shown_knobs(result)),
-        groups=_within(
-            [_group_part(result, history, share) for history, share in zip(probes, shares, strict=True)], shares
-        ),
+        groups=_group_parts(result, probes, shares),
         opened=max(range(len(shares)), key=lambda index: shares[index] or 0.0) + 1,
         rounds_note=_rounds_note(result),
         ratios=embedded_if_any(ratio_figure(result, paired)) if paired is not None else None,
@@ -129,16 +127,19 @@ def _page(result: TuneResult) -> _Page:
     )
 
 
-def _within(parts: Sequence[_GroupPart], shares: Sequence[float | None]) -> tuple[_GroupPart, ...]:
-    """The parts, with figures and lists of measurements for as many as `MOST_BYTES` holds, at least one."""
-    left, kept = MOST_BYTES, list(parts)
-    for turn, place in enumerate(sorted(range(len(parts)), key=lambda index: -(shares[index] or 0.0))):
-        part = parts[place]
-        figures = [figure for figure in (part.plane, part.trajectory, part.gantt) if figure is not None]
-        left -= sum(len(figure.json) for figure in figures) + sum(len(str(probe)) for probe in part.probes)
-        if left < 0 and turn > 0:
-            kept[place] = replace(part, plane=None, trajectory=None, gantt=None, probes=(), is_short=True)
-    return tuple(kept)
+def _group_parts(
+    result: TuneResult, probes: Sequence[GroupHistory], shares: Sequence[float | None]
+) -> tuple[_GroupPart, ...]:
+    """The groups, with figures and lists of measurements for as many as `MOST_BYTES` holds, at least one."""
+    left = MOST_BYTES
+    parts: dict[int, _GroupPart] = {}
+    for place in sorted(range(len(probes)), key=lambda index: -(shares[index] or 0.0)):
+        short = _group_part(result, probes[place], shares[place])
+        full = _with_figures(short, result, probes[place]) if left >= 0 else short
+        figures = [figure for figure in (full.plane, full.trajectory, full.gantt) if figure is not None]
+        left -= sum(len(figure.json) for figure in figures) + sum(len(str(probe)) for probe in full.probes)
+        parts[place] = full if left >= 0 or not parts else short
+    return tuple(parts[place] for place in range(len(probes)))
 
 
 def _overview(result: TuneResult) -> tuple[tuple[str, str, str, str], ...]:
@@ -224,6 +225,7 @@ def _shares(held: tuple[GroupHistory, ...]) -> tuple[float | None, ...]:
 
 
 def _group_part(result: TuneResult, history: GroupHistory, share: float | None) -> _GroupPart:
+    """Without figures."""
     group = history.problem.group
     launch = launch_text(history.problem, result.search.tuned_of(history.problem))
     failures = f" {history.num_failures} could not run." if history.num_failures else ""
@@ -242,16 +244,28 @@ def _group_part(result: TuneResult, history: GroupHistory, share: float | None) 
         summary=_summary(history, share),
         comms=tuple(comm_rows(result, history)),
         sums=sum_rows(history, changed=result.search.tuned_of(history.problem) != history.problem.default),
-        plane=embedded_if_any(plane_figure(result, history)),
+        plane=None,
         plane_caption=(
             f"Each dot is one measurement, coloured by its makespan. {arrows}Thin lines join points of equal "
             f"max(X, Y), the dashed one is X = Y.{failures}"
         ),
-        trajectory=embedded_if_any(trajectory_figure(result, history)),
+        trajectory=None,
         trajectory_caption=_trajectory_caption(history),
+        gantt=None,
+        probes=(),
+        num_probes=len(history.probes),
+        is_short=True,
+    )
+
+
+def _with_figures(part: _GroupPart, result: TuneResult, history: GroupHistory) -> _GroupPart:
+    return replace(
+        part,
+        plane=embedded_if_any(plane_figure(result, history)),
+        trajectory=embedded_if_any(trajectory_figure(result, history)),
         gantt=embedded_if_any(gantt_figure(result, history)),
         probes=probe_rows(history),
-        num_probes=len(history.probes),
+        is_short=False,
     )
 
 
