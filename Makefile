@@ -46,16 +46,17 @@ check: venv
 	$(BIN)/lint-imports
 	$(BIN)/pytest -m "not slow and not long"
 
+DOCS_VENV := .venv-docs
+
 # Types take one core, the tests with ranks wait for each other's processes, the other tests fill the cores meanwhile.
 # Together they are also more processes than others on the machine, and so get more of it than one after another.
-test: venv
+test:
+	$(MAKE) --no-print-directory --jobs 2 venv $(DOCS_VENV)/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(MAKE) --no-print-directory --jobs 3 types tests-with-ranks tests docs
 
 # Strict: a link to what is not there, an anchor that no page has, a page that no menu shows end the build.
-DOCS_VENV := .venv-docs
-
 $(DOCS_VENV)/.installed: constraints-docs.txt
 	$(PYTHON) -m venv $(DOCS_VENV)
 	$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps --require-hashes --requirement $<

@@ -24,7 +24,7 @@ from lagom_overlap import OnlineTuner
 from lagom_overlap.errors import LagomError
 from lagom_overlap.online import tuner as tuner_module
 from lagom_overlap.online.routes import gloo as gloo_route
-from small_messages import SCALE, make_small
+from small_messages import SCALE, make_small, num_used
 
 WIDTH = 32
 """A layer's matrix is 16 KiB, the least that can be set here (`small_messages`)."""
@@ -153,7 +153,7 @@ def train(job: dict[str, Any], tuner_options: dict[str, Any] | None) -> dict[str
             say(f"rank {rank} step {step}")
     out = {"losses": losses, "states": states, "graphs": graphs}
     if tuner is not None:
-        out |= {"reason": tuner.reason, "settings": len(tuner.settings), "saved": ""}
+        out |= {"reason": tuner.reason, "settings": len(tuner.settings), "saved": "", "used": num_used()}
         out["contest"] = None if tuner.contest is None else tuner.contest.table()
         if job["save"]:
             try:

@@ -53,6 +53,7 @@ def test_a_tuned_job_has_the_losses_of_the_stock_framework_bit_for_bit(
     if steps == 84:
         assert ranks[0]["states"][-1] == "watch", ranks[0]["reason"]
         assert " 3 pairs" in ranks[0]["reason"]
+        assert all(rank["used"] > 0 for rank in ranks), "no call was made under a setting"
 
 
 def test_tuners_are_compared_on_a_real_job_and_change_no_bit_of_it(tmp_path: Path) -> None:
@@ -89,6 +90,7 @@ def test_saved_settings_of_a_class_hold_for_every_size_in_it(tmp_path: Path) -> 
         assert rank["losses"] == rank["stock"]
         assert rank["states"] == ["record"] * 4 + ["watch"] * 8
         assert rank["settings"] == 1
+        assert rank["used"] > 0
     again = read_saved(tmp_path / "again.json", world_size=2)
     assert (again.settings, again.size_octaves) == (read_saved(path).settings, 1)
 
@@ -138,6 +140,7 @@ def test_saved_settings_are_in_force_in_the_next_run_once_its_calls_are_known(tm
     assert all(rank["losses"] == rank["stock"] for rank in ranks)
     assert ranks[1]["states"] == ["record"] * 4 + ["watch"] * 6
     assert ranks[1]["settings"] == 2
+    assert [rank["used"] for rank in ranks] == [12, 12], "two gathers of six steps"
     assert again.stat().st_mode & 0o777 == 0o600
     assert read_saved(again, world_size=2).settings == read_saved(tmp_path / "lagom.json").settings
 
