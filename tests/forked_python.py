@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import ctypes
 import gc
+import io
 import json
 import os
 import runpy
@@ -327,7 +328,7 @@ def _start() -> None:
     with contextlib.suppress(ModuleNotFoundError):
         import_module("sitecustomize")
     if os.environ.get("PYTHONUNBUFFERED"):
-        sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
+        sys.stdout = io.TextIOWrapper(open(1, "wb", 0, closefd=False), write_through=True)  # noqa: PTH123, SIM115
     # Had it waited for PyTorch, it would have met this module first.
     distributed, groups = sys.modules["torch.distributed"], sys.modules["torch.distributed.distributed_c10d"]
     distributed.init_process_group = groups.init_process_group  # type: ignore[attr-defined]
