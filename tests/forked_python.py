@@ -328,7 +328,7 @@ def _start() -> None:
     with contextlib.suppress(ModuleNotFoundError):
         import_module("sitecustomize")
     if os.environ.get("PYTHONUNBUFFERED"):
-        sys.stdout = io.TextIOWrapper(open(1, "wb", 0, closefd=False), write_through=True)  # noqa: PTH123, SIM115
+        sys.stdout = io.TextIOWrapper(open(1, "wb", 0, closefd=False), write_through=True)  # noqa: SIM115
     # Had it waited for PyTorch, it would have met this module first.
     distributed, groups = sys.modules["torch.distributed"], sys.modules["torch.distributed.distributed_c10d"]
     distributed.init_process_group = groups.init_process_group  # type: ignore[attr-defined]
