@@ -21,6 +21,8 @@ import operator_time
 import recorded_search
 from measured_rows import BadFileError
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 SHARED = Path(os.environ.get("LAGOM_SHARED_DATA", ROOT.parent / "shared" / "data"))
 NUM_DRAWS = int(os.environ.get("LAGOM_BROKEN_TABLES", "2"))

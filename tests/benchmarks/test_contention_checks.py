@@ -4,6 +4,8 @@ import pytest
 
 import contention_checks
 
+pytestmark = pytest.mark.long
+
 EXPECTED_MISSES = {"T1b", "T2", "T4/64"}
 """See benchmarks/results/accuracy_contention_2026-11-20.md; a check that starts or stops missing changes that page."""
 

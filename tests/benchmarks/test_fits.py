@@ -18,6 +18,8 @@ import fit_one_gpu
 import fit_operators
 import fit_steps
 
+pytestmark = pytest.mark.long
+
 OWN = Path(__file__).parents[2] / "benchmarks" / "results" / "h100_2026-11-22" / "surface.csv"
 QWEN = DENSE.replace("LLAMA2-7B", "Qwen3_30B_a3B").replace(",1,1,1,,1,1,8,2048,", ",1,1,1,8,1,1,8,2048,")
 TWELVE = "8,8,2,2048,16,12,1024,4,1,2,160.6027"

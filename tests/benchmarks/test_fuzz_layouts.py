@@ -9,6 +9,8 @@ from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.spec import parse_job
 from lagom_overlap.verbs.simulate import SimulateRequest, run_simulate
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("seed", [2, 3, 5, 6, 8, 18])
 def test_drawn_jobs_are_refused_in_a_line_or_keep_every_law(seed: int) -> None:

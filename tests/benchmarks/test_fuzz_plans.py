@@ -8,7 +8,7 @@ pytest.importorskip("ortools", reason="needs the extra plan (ortools)")
 import fuzz_plans
 from lagom_overlap.workload import iteration
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300), pytest.mark.long]
 
 
 @pytest.mark.parametrize(

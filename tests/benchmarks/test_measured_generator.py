@@ -16,6 +16,8 @@ from measured_generator import FROZEN, draw_group
 from measured_replay import Machine, replay
 from overlap_generator import DEFAULT, SPACE
 
+pytestmark = pytest.mark.long
+
 
 def test_the_generator_shares_no_formula_with_models_tuners_or_the_other_generator() -> None:
     tree = ast.parse(Path(measured_generator.__file__).read_text(encoding="utf-8"))

@@ -8,7 +8,7 @@ import online_noise
 from lagom_overlap.online.ranks import exchange
 from online_noise import NOISES, Inline, run
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.long]
 
 OFTEN = ("white, 2 %", "heavy tails", "autocorrelated", "regime change at adoption")
 """One noise of each kind: `make test` has these."""

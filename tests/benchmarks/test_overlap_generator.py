@@ -14,6 +14,8 @@ import overlap_generator
 from lagom_overlap.collective import CommConfig
 from overlap_generator import CONFIGS, DEFAULT, FROZEN, SPACE, SimulatedGroup, draw_group
 
+pytestmark = pytest.mark.long
+
 
 def places(draw: st.DataObject, group: SimulatedGroup) -> tuple[int, ...]:
     return tuple(draw.draw(st.integers(0, len(CONFIGS) - 1)) for _ in range(group.num_comms))

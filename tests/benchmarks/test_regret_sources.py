@@ -8,6 +8,8 @@ import regret_policies
 import regret_sources
 from measured_generator import TAIL, draw_group
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("num_comms", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_bounds_of_a_regret_are_in_order(num_comms: int) -> None:

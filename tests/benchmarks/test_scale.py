@@ -8,6 +8,8 @@ import decision_scale
 import protocol_scale
 import watcher
 
+pytestmark = pytest.mark.long
+
 
 def rows(capsys: pytest.CaptureFixture[str]) -> list[dict[str, float]]:
     return json.loads(capsys.readouterr().out)["rows"]
