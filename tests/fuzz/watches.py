@@ -131,7 +131,8 @@ class Route(WithUs):
     def _switch(self, rows: dict[Any, CommConfig]) -> None:
         self._epoch += 1
         cycles = agreed(cycles_of(self.calls), self._route.communicators(), self._store, self._epoch)
-        self._route.prepare(ConfigTable(rows, cycles=cycles), self._epoch)
+        shared = {key: config for key, config in rows.items() if key.communicator in cycles}
+        self._route.prepare(ConfigTable(shared, cycles=cycles), self._epoch)
         self._route.commit(self._epoch)
 
     def close(self) -> None:
