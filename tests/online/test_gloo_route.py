@@ -87,7 +87,7 @@ def test_a_closed_route_opens_nothing_any_more() -> None:
     [
         (CollectiveKind.ALL_REDUCE, False, "memory"),
         (CollectiveKind.ALL_GATHER, True, "indices"),
-        (CollectiveKind.REDUCE_SCATTER, True, "memory"),
+        (CollectiveKind.REDUCE_SCATTER, True, "indices"),
         (CollectiveKind.REDUCE_SCATTER, False, "indices"),
         (CollectiveKind.ALL_TO_ALL, False, "memory"),
     ],
@@ -95,7 +95,7 @@ def test_a_closed_route_opens_nothing_any_more() -> None:
 def test_a_transposed_tensor_is_taken_as_torchs_gloo_takes_it(
     kind: CollectiveKind, is_source: bool, expected: str
 ) -> None:
-    """As PyTorch 2.13 did where one of two ranks gave such a tensor, and the other a contiguous one."""
+    """As PyTorch 2.13 did where one of two ranks gave such a tensor; for a reduce-scatter, where both did."""
     tensor = torch.arange(6.0).view(2, 3).t()
     taken = _as_gloo_takes(kind, tensor, is_source=is_source).reshape(-1).tolist()
     assert taken == {"memory": [0, 1, 2, 3, 4, 5], "indices": [0, 3, 1, 4, 2, 5]}[expected]

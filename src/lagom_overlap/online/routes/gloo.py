@@ -338,17 +338,15 @@ def _run(
 def _as_gloo_takes(kind: CollectiveKind, tensor: torch.Tensor, *, is_source: bool) -> torch.Tensor:
     """The numbers in the order in which torch's gloo takes them, outside of autograd; of the tensor's own memory.
 
-    All-reduces and the output of all-to-alls go by what lies in memory, whatever the strides say; the input of a
-    reduce-scatter is cloned first, which keeps dense strides; everything else goes by indices.
+    All-reduces and the output of all-to-alls go by what lies in memory, whatever the strides say, everything else by
+    indices. (A reduce-scatter's input does where it lies alike on all ranks; where it does not, torch adds what lies at
+    one place of memory on each rank and hands it out by each rank's own indices, which no reduce-scatter can.)
     """
     plain = tensor.detach().as_subclass(torch.Tensor)
     if plain.is_contiguous():
         return plain
-    if kind is CollectiveKind.REDUCE_SCATTER and is_source:
-        plain = plain.clone()
-    elif kind is not CollectiveKind.ALL_REDUCE and (kind is not CollectiveKind.ALL_TO_ALL or is_source):
-        return plain
-    return plain.as_strided((plain.numel(),), (1,))
+    by_memory = kind is CollectiveKind.ALL_REDUCE or (kind is CollectiveKind.ALL_TO_ALL and not is_source)
+    return plain.as_strided((plain.numel(),), (1,)) if by_memory else plain
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
