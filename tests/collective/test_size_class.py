@@ -4,6 +4,8 @@ from itertools import pairwise
 
 import pytest
 
+from lagom_overlap.collective import CollectiveKind, CommunicatorId, ConfigKey
+from lagom_overlap.collective.sites import cycles_of
 from lagom_overlap.collective.size_class import LEAST_BYTES, WIDTHS, class_bytes, class_range
 
 MIB = 1 << 20
@@ -32,3 +34,12 @@ def test_what_is_of_one_class_stays_so_at_every_larger_width():
     for narrow, wide in pairwise(WIDTHS):
         for size in SIZES:
             assert class_bytes(class_bytes(size, narrow), wide) == class_bytes(size, wide)
+
+
+def test_a_cycle_leaves_out_what_is_left_alone() -> None:
+    name = CommunicatorId(description="all", ranks=(0, 1))
+    keys = [
+        ConfigKey(communicator=name, kind=CollectiveKind.ALL_REDUCE, num_bytes=size, occurrence=0)
+        for size in (LEAST_BYTES - 1, LEAST_BYTES)
+    ]
+    assert cycles_of(keys) == {name: (keys[1],)}

@@ -5,7 +5,9 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from torch import distributed as dist
 from torch.distributed import HashStore
+from torch.distributed import distributed_c10d as c10d
 
 from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigKey, ConfigTable
 from lagom_overlap.engines.gloo_engine import GlooEngine
@@ -13,6 +15,7 @@ from lagom_overlap.errors import BackendError
 from lagom_overlap.online.routes import gloo
 from lagom_overlap.online.routes.base import StepKeys, TableCursor
 from lagom_overlap.online.routes.gloo import GlooRoute, _as_gloo_takes
+from lagom_overlap.online.routes.group_route import GroupRoute, JobGroup
 
 pytestmark = pytest.mark.torch
 
@@ -40,6 +43,55 @@ def test_a_commit_that_is_taken_back_leaves_what_was_in_force_before() -> None:
     assert route.is_active
     with pytest.raises(BackendError, match="epoch 2 was not prepared"):
         route.commit(2)
+
+
+def test_what_is_taken_back_goes_on_where_it_stood() -> None:
+    name = KEY.communicator
+    leased = ConfigTable(SET.rows, cycles={name: (KEY,)}, lease_steps=2)
+    engine = GlooEngine(HashStore(), rank=0, num_ranks=2, make_device=lambda _: None)
+    before = TableCursor(leased, name)
+    before.next_row(KEY.kind, KEY.num_bytes)
+    route = GlooRoute(HashStore())
+    route._groups["all"] = known = gloo._Group(None, name, StepKeys(name), before, engine=engine)
+    route._prepared = (1, ConfigTable({}))
+    route.commit(1)
+    assert known.cursor.is_over
+    route.take_back(1)
+    assert known.cursor is before
+
+
+class Group:
+    """As torch describes one."""
+
+    group_desc = "tp"
+
+    def __init__(self, name: str) -> None:
+        self.group_name = name
+
+    def size(self) -> int:
+        return 2
+
+
+class Groups(GroupRoute[JobGroup]):
+    def _is_settable(self, group: object) -> bool:
+        return True
+
+    def _open(self, group: object, communicator: CommunicatorId) -> JobGroup:
+        return JobGroup(group, communicator, StepKeys(communicator), TableCursor(ConfigTable({}), communicator))
+
+
+def test_groups_of_one_role_are_told_apart_by_the_order_in_which_they_were_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dist, "get_process_group_ranks", lambda _: [0, 1])
+    route, groups = Groups(), [Group("1"), Group("2"), Group("1"), Group("of ours")]
+    route._left_alone.add("of ours")
+    for group in (groups[0], groups[1], groups[3]):
+        monkeypatch.setitem(c10d._world.pg_map, group, ("gloo", None))
+    assert [name.creation_order for name in route.communicators()] == [0, 1]
+    monkeypatch.delitem(c10d._world.pg_map, groups[0])
+    monkeypatch.setitem(c10d._world.pg_map, groups[2], ("gloo", None))  # destroyed, and made anew
+    assert sorted(name.creation_order for name in route.communicators()) == [1, 2]
 
 
 def test_a_call_that_raises_was_never_issued() -> None:

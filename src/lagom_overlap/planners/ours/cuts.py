@@ -137,11 +137,8 @@ class Cutter:
         axes = cut.axes(name)
         whole = {member: self._ticks(self._ops[member]) for member in axes}
         more = {member: sum(self.pieces(member, axis, 2)) - whole[member] for member, axis in axes.items()}
-        joins = sum(
-            self._join(member, 2 if self._is_summed(member, axis) else 0)
-            for member, axis in axes.items()
-            if self._is_summed(member, axis) or not axes.keys() >= set(self._followers[member])
-        )
+        # Nothing is summed in a chain (`context`).
+        joins = sum(self._join(member, 0) for member in axes if not axes.keys() >= set(self._followers[member]))
         beside = sum(whole.values()) - whole[name]
         return min(whole[name], beside) // 2 - sum(more.values()) - joins
 
