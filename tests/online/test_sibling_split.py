@@ -144,6 +144,7 @@ def test_siblings_are_made_on_the_jobs_device_from_whatever_thread(world, monkey
     assert used == [torch.device("cuda", 5)]
     assert opened == [5, 5]
     assert current == [0]
+    assert route.communicators() == (name,), "a sibling of ours is no group of the job's"
 
 
 @pytest.mark.parametrize(
