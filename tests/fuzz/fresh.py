@@ -104,7 +104,9 @@ class FreshJob:
                 process.wait(30)
                 _end_all(children)
             text = self._err(number).read_text()
-            errors = [line for line in text.splitlines() if line and not line.startswith((" ", "lagom:", "["))]
+            errors = [
+                line for line in text.splitlines() if line and not line.startswith((" ", "lagom:", "[", "frame #"))
+            ]  # a frame: of PyTorch's own warnings
             words = next((line for line in reversed(errors) if "Error" in line or "Interrupt" in line), "")
             # Launchers say whose end they saw first, and who is left says what broke first.
             if not self._is_launched and not self._program.has("dies"):
