@@ -119,7 +119,7 @@ class FreshJob:
             out = self._folder / f"{self._way}.{rank}"
             found.records.append(out.read_text() if out.exists() else "")
         names = sorted(path.name for path in (self._folder / "tmp").iterdir())
-        found.left += [name for name in names if not name.startswith(("job", "torchelastic_"))]
+        found.left += [name for name in names if not name.startswith(("job", "torchelastic_", "pytorch-errorfile-"))]
         return found
 
     def wrong_files(self) -> list[str]:

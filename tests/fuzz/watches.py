@@ -144,7 +144,8 @@ def setting_of(key: Any, salt: str) -> CommConfig:
     """The same on all ranks, by the call's role."""
     site = site_of(key)
     rng = random.Random(f"{salt} {site.call.kind} {site.call.num_bytes} {site.occurrence} {site.call.description}")
-    return CommConfig(num_channels=rng.choice([1, 2, 3]), chunk_bytes=rng.choice([1 << 10, 1 << 12, 1 << 14]))
+    least = max(1 << 10, 4 * (site.call.num_bytes >> 10))  # a thousand slices a call would only be slow
+    return CommConfig(num_channels=rng.choice([1, 2, 3]), chunk_bytes=rng.choice([1, 4, 16]) * least)
 
 
 class Tuned(WithUs):
