@@ -61,7 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
         show(emulation_summary(result))
         if result.files:
             say(f"\nTimeline (Perfetto): {result.files[1]}")
-        say(f"\nNext: {_following(arguments)}")
+        if Path(request.command[0]).name != "lagom":  # that has said what to type next
+            say(f"\nNext: {_following(arguments)}")
     code = result.exit_code
     return 128 - code if code < 0 else code
 
