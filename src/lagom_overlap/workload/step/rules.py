@@ -65,7 +65,7 @@ class IssueRules:
     `overlaps_gradients` and `bucket_elements` are what a job has that does not say: whether replicated gradients are
     reduced during backward, and how many a bucket holds at least, or `bucket_elements_per_rank` for each data-parallel
     rank (None: the layout's bytes). `eager` is what PyTorch's allocator holds where PyTorch itself runs the step (None:
-    not known; formulas count).
+    not known; formulas count). `exchanges`: stages of a pipeline exchange results as in Megatron-LM's schedules.
     """
 
     name: str
@@ -99,6 +99,7 @@ class IssueRules:
     overlaps_gradients: bool = True
     bucket_elements: int | None = None
     bucket_elements_per_rank: int = 0
+    exchanges: bool = False
     eager: EagerStep | None = None
 
     def most_zero_stage(self, pipeline: int) -> int:
@@ -143,6 +144,10 @@ class IssueRules:
         PyTorch's interleaved schedules send and receive on one stream of one communicator (2.15; pytorch issue 188833).
         """
         return self.stays_whole(layout) and layout.schedule is PipelineSchedule.INTERLEAVED
+
+    def exchanges_transfers(self, layout: ParallelLayout) -> bool:
+        """Whether transfers are those of Megatron-LM's schedules: at once, and waited for (`sim.transfers`)."""
+        return self.exchanges and layout.pipeline > 1 and layout.schedule is not PipelineSchedule.GPIPE
 
 
 PROGRAM_ORDER: Final = IssueRules(
