@@ -126,7 +126,7 @@ class _Progress:
 
 
 def _captured(job: Job, arguments: argparse.Namespace) -> int:
-    from lagom_overlap.verbs.simulate_capture import simulate_capture  # noqa: PLC0415 - seldom asked for
+    from lagom_overlap.verbs.simulate import simulate_capture  # noqa: PLC0415 - seldom asked for
 
     result = simulate_capture(job, arguments.out)
     if arguments.json:

@@ -46,9 +46,8 @@ from lagom_overlap.tuners.base import Problems
 from lagom_overlap.tuners.curves import Curves, Floats, Places, Setting, expected_gain
 from lagom_overlap.tuners.groupwise import GroupwiseTuner, Probe, Search
 from lagom_overlap.tuners.machine.evidence import ForecastScores
-from lagom_overlap.tuners.machine.fitted import Machine
 from lagom_overlap.tuners.machine.lessons import earlier_pool, first_probe
-from lagom_overlap.tuners.machine.posterior import Pool
+from lagom_overlap.tuners.machine.posterior import Machine, Pool
 from lagom_overlap.tuners.machine.search_space import Surfaces
 from lagom_overlap.tuners.places import FARTHEST, Place, between, in_way, setting_of, settings_of, start_of
 from lagom_overlap.tuners.problem import Assignment, GroupProblem, Measurement, Outcome

@@ -50,7 +50,7 @@ def run_profile(job: Job, out: Path, *, repeats: int = REPEATS) -> ProfileResult
     """
     spec, works = job.spec, _works(job)
     try:
-        from lagom_overlap.engines.operator_probe import probe_operators  # noqa: PLC0415  torch, only where it is used
+        from lagom_overlap.engines.compute import probe_operators  # noqa: PLC0415  torch, only where it is used
     except ModuleNotFoundError as error:
         raise MissingDependencyError(f"--profile needs the package {error.name!r}: pip install torch") from None
     folder = RunFolder.create(out, spec.job.name)
