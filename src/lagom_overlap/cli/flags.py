@@ -207,8 +207,7 @@ def _compare(verbs: _Verbs) -> None:
 def _simulate(verbs: _Verbs) -> None:
     """`lagom simulate JOB.toml`: predict an iteration: time, MFU, memory, what is exposed and what is stretched.
 
-    With --model, --cluster and --gpus in place of a job file: which layout of the model is the fastest there. With
-    --profile: measure the job's operators on this machine, fit the cost model, write it as a cluster file.
+    With --model, --cluster and --gpus in place of a job file: which layout of the model is the fastest there.
     """
     parser = verbs.add_parser(
         "simulate", help="predict the time of a training iteration, or find the layout", description=_simulate.__doc__
@@ -230,15 +229,7 @@ def _simulate(verbs: _Verbs) -> None:
         metavar="KEY=A,B,...",
         help="a key of the job file with another value, such as parallel.fsdp=16, or with several: they are ranked",
     )
-    parser.add_argument(
-        "--out",
-        type=path,
-        metavar="DIR",
-        help="new folder for run.json, report.html, timeline.json (of --profile: machine.toml)",
-    )
-    parser.add_argument(
-        "--profile", action="store_true", help="measure operators here and write DIR/machine.toml, a cluster preset"
-    )
+    parser.add_argument("--out", type=path, metavar="DIR", help="new folder for run.json, report.html, timeline.json")
     _json_and_debug(parser)
 
 
