@@ -133,10 +133,7 @@ def _tune(verbs: _Verbs) -> None:
     parser.add_argument("--tuner", metavar="NAME", help="what searches, instead of the job's")
     parser.add_argument("--seed", type=seed, metavar="N", help="seed of search, noise and shuffling")
     parser.add_argument(
-        "--warm-start",
-        metavar="FROM",
-        help="begin with a run folder, a configs.toml, profiler traces, 'simulator' or 'nccl'; nothing of it is "
-        "adopted unmeasured",
+        "--warm-start", metavar="RUN", help="begin with an earlier run folder; nothing of it is adopted unmeasured"
     )
     parser.add_argument("--bundle", type=path, metavar="RUN", help="run folder to replay (--backend recorded)")
     _set(parser)
@@ -197,7 +194,7 @@ def _compare(verbs: _Verbs) -> None:
     parser.add_argument("--seed", type=seed, metavar="N", help="seed of search, noise and shuffling")
     parser.add_argument("--bundle", type=path, metavar="RUN", help="run folder to replay (--backend recorded)")
     parser.add_argument(
-        "--warm-start", metavar="FROM", help="where tuners begin that can begin somewhere: see lagom tune"
+        "--warm-start", metavar="RUN", help="where tuners begin that can begin somewhere: see lagom tune"
     )
     _set(parser)
     parser.add_argument("--out", type=path, metavar="DIR", help="new folder for compare.json and report.html")

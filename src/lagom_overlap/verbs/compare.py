@@ -35,7 +35,7 @@ from lagom_overlap.tuners.verdict import compared
 from lagom_overlap.tuners.warm_start import WarmStart
 from lagom_overlap.verbs.plan import own_order, planned
 from lagom_overlap.verbs.plan_problem import PlanInput
-from lagom_overlap.verbs.warm_start import check_source, warm_start_of
+from lagom_overlap.verbs.warm_start import check_run, warm_start_of
 
 CONFIDENCE_SIGMAS: Final = 1.96
 """95 % of a normal distribution lie within this many standard deviations."""
@@ -94,7 +94,7 @@ class CompareRequest:
         for name in self.tuners:
             check_tuner_name(name)
         if self.warm_start is not None:
-            check_source(self.warm_start)
+            check_run(self.warm_start)
             check_takes_warm_start(*self.tuners)
 
 
@@ -122,7 +122,7 @@ def run_compare(request: CompareRequest, note: Note = lambda _: None) -> Compare
     interrupted = False
     try:
         problems = tuple(backend.problem(group) for group in groups)
-        warm = None if source is None else warm_start_of(source, job, problems, seed=seed)
+        warm = None if source is None else warm_start_of(source, problems)
         if warm is not None:
             begun = ", ".join(name for name in request.tuners if takes_warm_start(name))
             notes.append(f"The search of {begun} began with {warm.source}; every other began cold.")

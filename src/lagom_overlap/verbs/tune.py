@@ -33,7 +33,7 @@ from lagom_overlap.tuners.registry import (
 from lagom_overlap.tuners.study import Study
 from lagom_overlap.tuners.verdict import DEFAULT_ARM, TUNED_ARM
 from lagom_overlap.verbs.measure import Journal, Observer, Run, ignore
-from lagom_overlap.verbs.warm_start import check_source, warm_start_of
+from lagom_overlap.verbs.warm_start import check_run, warm_start_of
 
 AGAIN: Final = ("simulated", "fake_nccl", "recorded")
 """Backends that answer the same when asked the same in the same order, in no time."""
@@ -118,13 +118,13 @@ def run_tune(request: TuneRequest, observe: Observer = ignore) -> TuneResult:
     check_tuner_name(request.tuner_name)
     if request.warm_source is not None:
         check_takes_warm_start(request.tuner_name)
-        check_source(request.warm_source)
+        check_run(request.warm_source)
     RunFolder.check(request.out)
     started = time.monotonic()
     backend = job.open(request.backend_name, backend_request)
     try:
         problems = tuple(backend.problem(group) for group in groups)
-        warm = None if request.warm_source is None else warm_start_of(request.warm_source, job, problems, seed=seed)
+        warm = None if request.warm_source is None else warm_start_of(request.warm_source, problems)
         begun = () if warm is None else (f"The search began with {warm.source}.",)
         tuner = make_tuner(
             request.tuner_name, problems, seed=seed, options=request.options, guarded=spec.tune.guard, warm=warm

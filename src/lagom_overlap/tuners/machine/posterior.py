@@ -38,6 +38,7 @@ from lagom_overlap.tuners.machine.search_space import (
 from lagom_overlap.tuners.machine.surrogate import Allocation, Surrogate
 from lagom_overlap.tuners.problem import Assignment, GroupProblem, Measurement
 from lagom_overlap.tuners.waiting import SM_COUNTS
+from lagom_overlap.tuners.warm_start import WarmStart
 
 BETWEEN_GROUPS: Final = 0.25
 """Spread of a constant between groups, over its prior's standard deviation. Chosen, not fitted."""
@@ -82,11 +83,11 @@ class Pool:
     """The latest lessons of every group, by the kind of constants and what must be equal to share them.
 
     `earlier` holds those of a warm start. A group takes them if its own measurements give them log odds of at least
-    `least_evidence` over what it believes without them.
+    `RUN_EVIDENCE` over what it believes without them.
     """
 
-    def __init__(self, earlier: "Pool | None" = None, *, least_evidence: float = 0.0) -> None:
-        self.earlier, self.least_evidence = earlier, least_evidence
+    def __init__(self, earlier: "Pool | None" = None) -> None:
+        self.earlier = earlier
         self._classes: dict[Hashable, _Class] = {}
         self._odds: Floats = np.zeros(len(SM_COUNTS))
         self._own_odds: dict[str, Floats] = {}
@@ -128,6 +129,10 @@ FEW: Final = 3
 """Measurements after which the least likely SM counts are dropped."""
 UNCONTRADICTED: Final = -0.5
 """Log odds down to which a group's own measurements do not contradict a prior. Chosen, not measured."""
+RUN_EVIDENCE: Final = 1.0
+"""Log odds that a group's own measurements must give another run: it may be of another machine."""
+EARLIER_SIGMA: Final = 0.02
+"""Noise of one measurement of another run, as a share. Chosen, not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -175,7 +180,7 @@ class Posterior:
         is_warm, warm = False, None if pool.earlier is None else pool.earlier.prior(self._wire_key, name, prior)
         if pool.earlier is not None and warm is not None:
             warmed = evidence.fit_wire(warm, wire.params[0])
-            is_warm = warmed.log_evidence(warm) > wire.log_evidence(prior) + pool.earlier.least_evidence
+            is_warm = warmed.log_evidence(warm) > wire.log_evidence(prior) + RUN_EVIDENCE
             if is_warm:
                 prior, wire = warm, warmed
         taught = pool.prior(self._wire_key, name, prior)
@@ -218,7 +223,7 @@ class Posterior:
         if pool.earlier is not None and warm is not None:
             warmed = evidence.fit_body(wires, self._sms, warm, fit.params)
             # Where the wire is that of the other run, so is the machine: enough if nothing speaks against it.
-            least = UNCONTRADICTED if same_wire else pool.earlier.least_evidence
+            least = UNCONTRADICTED if same_wire else RUN_EVIDENCE
             if warmed.log_evidence(warm) > fit.log_evidence(prior) + least:
                 prior, fit = warm, warmed
                 against = against + pool.earlier.against_sm_counts(name, counts)
@@ -332,3 +337,20 @@ class Machine:
             for each in self._surrogates[:NUM_ALLOCATED]
         )
         return list(dict.fromkeys(space.assignment_at(each.tolist()) for each in allocated if each is not None))
+
+
+def earlier_pool(warm: WarmStart, surfaces: Surfaces) -> Pool:
+    """The lessons of a warm start: its groups are fitted as if they were groups of this run.
+
+    A group asks that pool for a prior, fits with it and without it, and keeps the one under which its own measurements
+    are more probable (evidence by Laplace's approximation): a wrong prior explains them worse, and is dropped as soon
+    as they show it.
+    """
+    pool = Pool()
+    for number, earlier in enumerate(warm.earlier):
+        space = search_space_of(earlier.problem, surfaces)
+        runs = {places: done for arm, done in earlier.runs.items() if (places := space.places_of(arm)) is not None}
+        if runs:
+            posterior = first_posterior(earlier.problem, space, next(iter(runs.values()))[0])
+            posterior.update(record_of(runs), EARLIER_SIGMA, pool, f"earlier {number}")
+    return pool
