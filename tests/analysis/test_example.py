@@ -21,7 +21,7 @@ def test_the_example_says_what_was_put_into_it(found):
     classes = {(row["kernel_class"], row["kind"]): row for row in found["contention"]["classes"]}
     gemm = classes["gemm", "reduce_scatter"]
     assert gemm["low"] - 0.01 <= 1.12 <= gemm["high"] + 0.01
-    assert found["advice"][0]["rule"] == "separate_reduce_scatter"
+    assert found["advice"][0]["rule"] == "shared_communicator"
     assert [part["name"] for part in found["parts"] if part["by"] == "phase"] == ["forward", "backward", "optimizer"]
     assert found["ranks"][0]["steps"] == 5
     assert "made-up" in found["warnings"][0]
