@@ -22,7 +22,7 @@ from lagom_overlap.analysis.kernel_class import KernelClass
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.trace.gpu_trace import NO_TIME, NS_PER_S, SLOW_LAUNCH_NS, UNKNOWN, KnobReach
 from lagom_overlap.units import MIB, format_bytes, format_seconds
-from lagom_overlap.workload.step.releases import changes_of
+from lagom_overlap.workload.step.rules import changes_of
 
 _MIN_GAIN: Final = 0.002
 """Advice worth less than this part of a step is left out."""

@@ -133,10 +133,7 @@ def _tune(verbs: _Verbs) -> None:
     parser.add_argument("--tuner", metavar="NAME", help="what searches, instead of the job's")
     parser.add_argument("--seed", type=seed, metavar="N", help="seed of search, noise and shuffling")
     parser.add_argument(
-        "--warm-start",
-        metavar="FROM",
-        help="begin with a run folder, a configs.toml, profiler traces, 'simulator' or 'nccl'; nothing of it is "
-        "adopted unmeasured",
+        "--warm-start", metavar="RUN", help="begin with an earlier run folder; nothing of it is adopted unmeasured"
     )
     parser.add_argument("--bundle", type=path, metavar="RUN", help="run folder to replay (--backend recorded)")
     _set(parser)
@@ -197,7 +194,7 @@ def _compare(verbs: _Verbs) -> None:
     parser.add_argument("--seed", type=seed, metavar="N", help="seed of search, noise and shuffling")
     parser.add_argument("--bundle", type=path, metavar="RUN", help="run folder to replay (--backend recorded)")
     parser.add_argument(
-        "--warm-start", metavar="FROM", help="where tuners begin that can begin somewhere: see lagom tune"
+        "--warm-start", metavar="RUN", help="where tuners begin that can begin somewhere: see lagom tune"
     )
     _set(parser)
     parser.add_argument("--out", type=path, metavar="DIR", help="new folder for compare.json and report.html")
@@ -207,8 +204,7 @@ def _compare(verbs: _Verbs) -> None:
 def _simulate(verbs: _Verbs) -> None:
     """`lagom simulate JOB.toml`: predict an iteration: time, MFU, memory, what is exposed and what is stretched.
 
-    With --model, --cluster and --gpus in place of a job file: which layout of the model is the fastest there. With
-    --profile: measure the job's operators on this machine, fit the cost model, write it as a cluster file.
+    With --model, --cluster and --gpus in place of a job file: which layout of the model is the fastest there.
     """
     parser = verbs.add_parser(
         "simulate", help="predict the time of a training iteration, or find the layout", description=_simulate.__doc__
@@ -230,15 +226,7 @@ def _simulate(verbs: _Verbs) -> None:
         metavar="KEY=A,B,...",
         help="a key of the job file with another value, such as parallel.fsdp=16, or with several: they are ranked",
     )
-    parser.add_argument(
-        "--out",
-        type=path,
-        metavar="DIR",
-        help="new folder for run.json, report.html, timeline.json (of --profile: machine.toml)",
-    )
-    parser.add_argument(
-        "--profile", action="store_true", help="measure operators here and write DIR/machine.toml, a cluster preset"
-    )
+    parser.add_argument("--out", type=path, metavar="DIR", help="new folder for run.json, report.html, timeline.json")
     _json_and_debug(parser)
 
 

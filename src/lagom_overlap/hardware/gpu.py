@@ -33,7 +33,7 @@ class Gpu:
     operands with a scale per 32 elements, and half-byte operands.
 
     `gpc_sms` are the SMs of each GPC, inside which a thread-block cluster runs (empty: not known), and
-    `gpc_first_sms` how many of them single blocks take before all others (`cost.placement`).
+    `gpc_first_sms` how many of them single blocks take before all others (`cost.persistent`).
     """
 
     name: str

@@ -171,7 +171,7 @@ class ParallelTable(ParallelChoices):
     `fsdp = N` is `data = N` with `zero_stage = 3` under FSDP2 (2, if that is given); with `replicate = R` there are R
     such groups, and `data` is all of them. What `layout` makes of the other keys: `ParallelLayout`.
     `framework` issues the step (`workload.step.rules`); by default FSDP2 for `fsdp` and Megatron-LM otherwise.
-    `framework_release` is its release, where that makes a difference (`workload.step.releases`).
+    `framework_release` is its release, where that makes a difference (`workload.step.rules`).
     `clip_gradients`, `overlap_gradients` and `bucket_bytes` are by default what the framework does
     (`IssueRules.completed`).
     `auto = [2, 8]` gives no degrees but a mesh, over which `lagom capture` and `lagom plan` search for a sharding.
