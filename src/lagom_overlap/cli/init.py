@@ -43,8 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _asked() -> InitRequest:
     if sys.stdin is None or not sys.stdin.isatty() or not sys.stdout.isatty():
         raise JobError(
-            "what is the job of? lagom init MODEL --cluster NAME --gpus N, or a config.json, a training script "
-            "(SCRIPT.py) or a trace in place of MODEL; on a terminal, questions"
+            "say what the job is of: lagom init MODEL --cluster NAME --gpus N; MODEL may also be a config.json, a "
+            "training script or a trace; on a terminal it asks"
         )
     try:
         return asked_for(input, write_lines)

@@ -16,7 +16,7 @@ from lagom_overlap.trace.chrome_writer import chrome_trace
 from lagom_overlap.verbs.simulate_what_if import captured_what_ifs
 
 FILES = ("run.json", "report.html", "timeline.json")
-_NOTE = "Simulated: no hardware was measured. How far the model is off: lagom docs accuracy"
+_NOTE = "Simulated: no hardware was measured. How far off the model is: lagom docs accuracy."
 
 
 def simulate_capture(job: Job, out: Path | None) -> SimulateCaptureResult:

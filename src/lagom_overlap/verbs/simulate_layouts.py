@@ -59,7 +59,8 @@ class LayoutsRequest:
     @property
     def name(self) -> str:
         """What the job is called."""
-        return f"{Path(self.model).stem}-{Path(self.cluster).stem}-{self.num_gpus}"
+        model, cluster = (Path(name).name.removesuffix(".toml") for name in (self.model, self.cluster))
+        return f"{model}-{cluster}-{self.num_gpus}"
 
     @property
     def batch(self) -> int:
