@@ -1,9 +1,10 @@
 import pytest
 from gpu_traces import gpu_trace
 
-from lagom_overlap.analysis.advice import advice_of, looked_for, nccl_version
+from lagom_overlap.analysis.advice import Advice, advice_of, looked_for, nccl_version, without_losses
 from lagom_overlap.analysis.findings import analyse
 from lagom_overlap.collective import CollectiveKind
+from lagom_overlap.sim.what_if import AskedChange, Spent, what_if
 from lagom_overlap.trace.gpu_trace import EventRole, KnobReach
 
 COMM, COMP = EventRole.COMM, EventRole.COMPUTE
@@ -159,6 +160,16 @@ def test_without_advice_it_says_what_was_looked_for():
     exposed = looked_for(analyse([gpu_trace([(COMP, 0, 1_000_000), (COMM, 1_000_000, 2_000_000)])]))
     assert "50.0 % of the step" in exposed
     assert "all_reduce of 1 MiB on dp" in exposed
+
+
+def test_advice_that_the_model_predicts_to_lose_is_named_where_nothing_is_left():
+    asked = AskedChange.channels(4)
+    one = Advice(rule="fewer_channels", what="", apply="", evidence="", predicted_gain_s=1e-3, change=asked.change)
+    step, longer = (Spent(step_s=step_s, overlapped_s=0.0, exposed_s=0.0) for step_s in (1.0, 1.1))
+    assert without_losses([one], [what_if(asked, longer, step)]) == (one,)
+    assert without_losses([one], [what_if(asked, step, longer)]) == ()
+    findings = analyse([gpu_trace([(COMP, 0, 1_000_000), (COMM, 100_000, 900_000)])])
+    assert "nothing that is predicted to pay (not at most 4 channels)" in looked_for(findings, [one])
 
 
 def test_all_gathers_that_start_as_soon_as_they_are_launched_are_launched_too_late():

@@ -8,7 +8,7 @@ collective (`KnobReach`), and by NCCL's version where the trace says it. Not cov
 show it: CUDA_DEVICE_MAX_CONNECTIONS (a queue and a true dependency look alike), the wire chunk (no field holds it).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Literal
@@ -20,6 +20,7 @@ from lagom_overlap.analysis.contention import Slowdown
 from lagom_overlap.analysis.findings import Findings, RankFindings
 from lagom_overlap.analysis.kernel_class import KernelClass
 from lagom_overlap.collective import CollectiveKind
+from lagom_overlap.sim.what_if import COPY_ENGINES, AskedChange, WhatIf
 from lagom_overlap.trace.gpu_trace import NO_TIME, NS_PER_S, SLOW_LAUNCH_NS, UNKNOWN, KnobReach
 from lagom_overlap.units import MIB, format_bytes, format_seconds
 from lagom_overlap.workload.step.rules import changes_of
@@ -52,13 +53,17 @@ _CTAS_SINCE: Final = (2, 17)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """One change: what, the line to apply, why, and what it may gain per step of the average rank."""
+    """One change: what, the line to apply, why, and what it may gain per step of the average rank.
+
+    `change` is what the model is asked of it (`AskedChange`), "" where it cannot be.
+    """
 
     rule: str
     what: str
     apply: str
     evidence: str
     predicted_gain_s: float
+    change: str = ""
 
 
 def describe(key: CollectiveKey) -> str:
@@ -123,6 +128,7 @@ def _fewer_channels(findings: Findings) -> Iterator[Advice]:
             f"{_time(findings, found.stretched_ns)} in all; only "
             f"{100 * row.exposed_ns / row.total_ns:.0f} % of it is exposed",
             predicted_gain_s=_per_step(findings, found.stretched_ns / 2),
+            change=AskedChange.channels(channels).change,
         )
 
 
@@ -375,6 +381,7 @@ def _copy_engine(findings: Findings) -> Iterator[Advice]:
             evidence=f"kernels during {describe(held[0][0])} take {_ratio(held[0][1])}; "
             f"NCCL {version[0]}.{version[1]} has copy-engine collectives",
             predicted_gain_s=_per_step(findings, stretched_ns),
+            change=COPY_ENGINES.change,
         )
 
 
@@ -516,8 +523,17 @@ def advice_of(findings: Findings) -> tuple[Advice, ...]:
     return tuple(sorted(worth, key=lambda advice: (-advice.predicted_gain_s, advice.rule, advice.what)))
 
 
-def looked_for(findings: Findings) -> str:
-    """What the rules looked for, and why none of it can be gained here: what is said where there is no advice."""
+def without_losses(found: Sequence[Advice], answers: Sequence[WhatIf]) -> tuple[Advice, ...]:
+    """The advice without what the model predicts to lose: the trace alone gives an upper bound of a gain."""
+    losing = {answer.change for answer in answers if answer.gain_s < 0}
+    return tuple(advice for advice in found if advice.change not in losing)
+
+
+def looked_for(findings: Findings, losing: Sequence[Advice] = ()) -> str:
+    """What the rules looked for, and why none of it can be gained here: what is said where there is no advice.
+
+    `losing` is what they found and the model predicts to lose.
+    """
     timed = [rank for rank in findings.ranks if len(rank.trace.events)]
     if not timed:
         if findings.hangs:
@@ -547,4 +563,6 @@ def looked_for(findings: Findings) -> str:
         parts.append("no stretch of computation is proven")
     host_ns = sum(rank.measures.host_bound_ns for rank in timed)
     parts.append(f"{100 * host_ns / span_ns:.1f} % waits for the CPU")
-    return f"{len(_RULES)} rules found nothing: {'; '.join(parts)}."
+    changes = ", ".join(dict.fromkeys(advice.change for advice in losing))
+    found = f"nothing that is predicted to pay (not {changes})" if losing else "nothing"
+    return f"{len(_RULES)} rules found {found}: {'; '.join(parts)}."
