@@ -349,7 +349,7 @@ def test_what_a_carrier_cannot_carry_is_refused(tmp_path, capsys, flags, words):
 def test_a_plan_that_nobody_runs_says_so(tmp_path, capsys):
     found = json.loads(lagom(tmp_path, capsys, FSDP2_JOB, "--planner", "program_order", "--json")[1])
     assert found["carrier"] is None
-    assert "Carried by nothing" in found["notes"][-1]
+    assert "No framework issues this order" in found["notes"][-1]
     assert "--for fsdp2" in found["notes"][-1]
 
 

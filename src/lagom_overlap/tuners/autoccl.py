@@ -348,7 +348,7 @@ OWN_MEASUREMENTS: Final = 1 + max(
 
 
 class AutoCcl(GroupwiseTuner):
-    """Subspaces and coordinate descent on each collective's own time, unguarded.
+    """AutoCCL: coordinate descent on each collective's own time, unguarded: may end slower than the default.
 
     `num_pretrain` samples and `num_train` steps of descent per collective are shared by its subspaces. In each of them
     the start and `num_retries` - 2 jumps are followed, and one more is measured.

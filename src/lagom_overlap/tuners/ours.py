@@ -479,7 +479,7 @@ def _parts(members: Sequence[int], num_hidden: int) -> list[Sequence[int]]:
 
 
 class OurSearch(GroupwiseTuner):
-    """The search of ours over all groups of an iteration, which learn from each other.
+    """Our search, over all groups of an iteration at once: what one group shows helps the others.
 
     `job_measurements` is how many more windows of a measurement's length the job will run (0: a short job, which stops
     after `MOST_MEASURED`). `warm` is what other runs say; the group's own measurements may refuse it.

@@ -8,7 +8,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import Final
 
-from lagom_overlap.analysis.advice import advice_of, looked_for
+from lagom_overlap.analysis.advice import advice_of, looked_for, without_losses
 from lagom_overlap.analysis.against import against
 from lagom_overlap.analysis.collectives import unreachable_ns
 from lagom_overlap.analysis.estimate import FillIn
@@ -97,7 +97,9 @@ def run_analyze(request: AnalyzeRequest, observe: Callable[[ReadProgress], None]
     other = analyse(read(request.against), seed=request.seed) if request.against else None
     compared = None if other is None else against(findings, other, seed=request.seed)
     groups = overlap_groups(findings)
-    advice = advice_of(findings)
+    what_ifs = _what_ifs(findings, groups, machine)
+    found = advice_of(findings)
+    advice = without_losses(found, what_ifs)
     hta = tuple(hta_figures(trace) for trace in traces) if request.compat else ()
     result = AnalyzeResult(
         date=utc_now(),
@@ -107,9 +109,9 @@ def run_analyze(request: AnalyzeRequest, observe: Callable[[ReadProgress], None]
         contention=contention_times(findings.contention, filled),
         groups=group_times(groups),
         advice=advice,
-        looked_for="" if advice else looked_for(findings),
+        looked_for="" if advice else looked_for(findings, found),
         next_line=_next_line(request, findings, has_groups=bool(groups)),
-        what_ifs=_what_ifs(findings, groups, machine),
+        what_ifs=what_ifs,
         unreachable_comm_s=seconds(unreachable_ns(findings.rows)),
         rank_skew_s=None if findings.rank_skew_ns is None else seconds(findings.rank_skew_ns),
         parts=part_times(findings),

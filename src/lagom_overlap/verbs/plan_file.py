@@ -39,7 +39,7 @@ _GRAPH_HEAD: Final = """\
 """
 _FSDP2_HEAD: Final = """\
 # A plan of `lagom plan` for FSDP2. It may be edited.
-# Apply it in the job: lagom_overlap.apply_fsdp2(model, Path("plan.toml")), behind fully_shard.
+# Apply it in the job: lagom_overlap.apply_fsdp2(model, Path("plan.toml")), after fully_shard.
 # Predict it: lagom plan JOB --apply plan.toml
 """
 _MEGATRON_HEAD: Final = """\

@@ -28,7 +28,7 @@ from lagom_overlap.workload.parallel import StageMemory
 from lagom_overlap.workload.step.framework_file import has_switch
 
 _FILES = ("run.json", "report.html", "timeline.json")
-_NOTE = "Simulated: no hardware was measured. How far the model is off: lagom docs accuracy"
+_NOTE = "Simulated: no hardware was measured. How far off the model is: lagom docs accuracy."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -239,7 +239,7 @@ def from_options(
     model_tier: bool = True,
     evolve: bool = False,
 ) -> Centauri:
-    """Centauri, with a job file's options.
+    """The Centauri paper's planner, with options from the job file.
 
     Raises:
         ValueError: if the mode is none.
@@ -257,7 +257,7 @@ def from_options(
 
 
 def paper() -> Centauri:
-    """Centauri with its closed forms."""
+    """The Centauri paper's planner, with the paper's own formulas for times."""
     return Centauri(mode=CentauriMode.PAPER)
 
 

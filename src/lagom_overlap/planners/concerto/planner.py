@@ -236,7 +236,7 @@ def from_options(
     num_rounds: int = ROUNDS,
     block_size: int = BLOCK_SIZE,
 ) -> Concerto:
-    """Concerto, with a job file's options.
+    """The Concerto paper's planner, with options from the job file.
 
     Raises:
         ValueError: if a word or a number is not allowed.
@@ -256,7 +256,7 @@ def from_options(
 
 
 def paper() -> Concerto:
-    """Concerto as printed, with the mended test of criticality."""
+    """The Concerto paper's planner as printed, but with its test of criticality corrected."""
     return Concerto(cost_mode=CostMode.PAPER, block_mode=BlockMode.ISOLATED)
 
 

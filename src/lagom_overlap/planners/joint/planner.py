@@ -144,7 +144,7 @@ class JointPlan:
 
 @dataclass(frozen=True, slots=True)
 class Joint:
-    """Searches orders and settings together; `planner` makes the orders."""
+    """Searches the order of operations and the collectives' settings together; `planner` makes the orders."""
 
     planner: Planner = field(default_factory=Ours)
 

@@ -392,7 +392,7 @@ def from_options(
     overlap_experts: bool = False,
     delay_weight_grad: bool = False,
 ) -> Megatron:
-    """Megatron-LM's overlap switches for a step, with a job file's options; `bucket_elements` 0 is Megatron's rule.
+    """Chooses Megatron-LM's overlap switches; `bucket_elements` 0 is Megatron's own rule.
 
     Raises:
         ValueError: if a word is none of its switch's.

@@ -1,6 +1,5 @@
 """The analysis in words and cells; the same in the page and in the terminal."""
 
-import re
 from collections import Counter
 
 from lagom_overlap.analysis.advice import Advice
@@ -10,7 +9,7 @@ from lagom_overlap.analysis.hta import HtaFigures
 from lagom_overlap.analysis.measures import Measures
 from lagom_overlap.analysis.parts import GROUP, PHASE
 from lagom_overlap.results.analyze import AnalyzeResult
-from lagom_overlap.sim.what_if import COPY_ENGINES, AskedChange, GainEstimate
+from lagom_overlap.sim.what_if import COPY_ENGINES, GainEstimate
 from lagom_overlap.trace.gpu_trace import NS_PER_S, KnobReach
 from lagom_overlap.units import GB_PER_S, US, format_bytes, format_percent, format_seconds
 
@@ -330,12 +329,8 @@ def advice_texts(result: AnalyzeResult) -> list[tuple[str, str, str, str]]:
 
 def _predicted(result: AnalyzeResult, held: Advice) -> str:
     """What the model predicts of the same change where that is no gain: the trace alone gives a bound, no more."""
-    change, of_all = COPY_ENGINES.change, ""
-    if (channels := re.search(r" (\d+) channels?:", held.what)) is not None:
-        change, of_all = AskedChange.channels(int(channels[1])).change, " for all calls"
-    elif held.rule != "copy_engine_all_gather":
-        return ""
-    answer = next((answer for answer in result.what_ifs if answer.change == change), None)
+    answer = next((answer for answer in result.what_ifs if answer.change == held.change), None)
     if answer is None or answer.verdict is GainEstimate.GAIN:
         return ""
+    of_all = "" if held.change == COPY_ENGINES.change else " for all calls"
     return f"; predicted{of_all}: {format_percent(answer.share, signed=True)}"
