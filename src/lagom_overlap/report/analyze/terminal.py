@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from lagom_overlap.analysis.against import Against
+from lagom_overlap.analysis.against import AgainstRun
 from lagom_overlap.report.analyze.against import against_headline, change_cells, only_communicator_of, step_cells
 from lagom_overlap.report.analyze.words import (
     advice_texts,
@@ -82,8 +82,8 @@ def _table(
 def analysis_summary(result: AnalyzeResult) -> RenderableType:
     """The whole summary."""
     parts: list[RenderableType] = [Text(plain(headline(result)), style="bold"), Text("")]
-    if result.analysis.against is not None:
-        parts += _against(result.analysis.against)
+    if result.against is not None:
+        parts += _against(result.against)
     ranks = rank_cells(result)
     if ranks:
         parts.append(
@@ -124,7 +124,7 @@ def analysis_summary(result: AnalyzeResult) -> RenderableType:
                 plain(collectives_head(result, only)),
                 (("calls", 5), ("total", 8), ("exposed", 8), ("stretch", 8), ("waiting", 8), ("busbw", 9)),
                 collectives,
-                MAX_COLLECTIVES if result.analysis.against is None else MAX_COLLECTIVES // 2,
+                MAX_COLLECTIVES if result.against is None else MAX_COLLECTIVES // 2,
                 "collectives",
             ),
         ]
@@ -136,7 +136,7 @@ def analysis_summary(result: AnalyzeResult) -> RenderableType:
                 "kernels during a collective",
                 (("all runs", 8), ("slowdown", 8), ("95 %", 11), ("stretch", 8)),
                 classes,
-                MAX_CLASSES if result.analysis.against is None else MAX_CLASSES // 2,
+                MAX_CLASSES if result.against is None else MAX_CLASSES // 2,
                 "pairs",
             )
         )
@@ -153,7 +153,7 @@ def analysis_summary(result: AnalyzeResult) -> RenderableType:
     return Group(*parts)
 
 
-def _against(found: Against) -> list[RenderableType]:
+def _against(found: AgainstRun) -> list[RenderableType]:
     only = only_communicator_of(found)
     columns = (("calls", 9), ("total", 8), ("Δ total", 8), ("Δ exposed", 9), ("Δ stretch", 9), ("channels", 8))
     parts: list[RenderableType] = [
