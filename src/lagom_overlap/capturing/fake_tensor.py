@@ -291,14 +291,12 @@ def capture_step(
     rank: int = 0,
     name: str = "step",
     world_name: str | None = None,
-    warm_up: bool = False,
 ) -> IssuedStep:
     """Captures one step of what `build` makes, on rank `rank` of `num_ranks`.
 
     `build` is called in the fake world, under FakeTensorMode: it may call `init_device_mesh("cpu", ...)`, `new_group`,
-    `fully_shard` and so on; no tensor it makes takes memory. With `warm_up` one whole step runs unrecorded first, for
-    models that do something else the first time. `world_name` is what the group of all ranks is called; by default the
-    mesh dimension that spans them, where parameters are distributed over one.
+    `fully_shard` and so on; no tensor it makes takes memory. `world_name` is what the group of all ranks is called; by
+    default the mesh dimension that spans them, where parameters are distributed over one.
 
     Raises:
         JobError: if ranks are out of range, or `build` returns no `TrainingStep`.
@@ -319,8 +317,6 @@ def capture_step(
         record = _Record(recorder, whereabouts, streams, step.read_value)
         with record.paused(), record:  # what reads values is answered here, too
             _make_optimizer_state(step)
-            if warm_up:
-                _run(step, Whereabouts(step.model))
         recorder.add_parameters(_local(parameter) for parameter in step.model.parameters())
         for optimizer in step.optimizers:
             for tensor in _state_tensors(optimizer):
