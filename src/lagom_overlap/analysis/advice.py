@@ -34,7 +34,9 @@ _WHOLLY: Final = 0.95
 _NEAR_NS: Final = 20_000
 """A kernel that starts this soon after its cause followed it at once."""
 _LARGE: Final = 4 * MIB
+"""From here on a call should come near its wire's rate; below it latency may be what it costs. Chosen, not measured."""
 _SMALL: Final = 1 * MIB
+"""Calls below it are worth joining: at such sizes latency is a good part of their time. Chosen, not measured."""
 _SHARDED: Final = frozenset({CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER})
 """What sharded data parallelism alternates."""
 _MAX_NODE_RANKS: Final = 8

@@ -26,6 +26,7 @@ MIN_STEPS: Final = 5
 _NUM_RESAMPLES: Final = 2000
 """Enough for the ends of a 95 % interval to be stable to a few per cent of its length."""
 _CONFIDENCE: Final = (2.5, 97.5)
+"""Percentiles: the ends of a 95 % interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,6 +57,7 @@ _MAX_CELLS: Final = 2000
 _MAX_DRAWS: Final = 2**17
 """Draws that are held in memory at once."""
 _CONFIDENCE: Final = (2.5, 97.5)
+"""Percentiles: the ends of a 95 % interval."""
 
 
 def resampled_medians(values: Int64, edges: Int64, uniform: Uniform) -> Floats:

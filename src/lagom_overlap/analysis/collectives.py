@@ -22,6 +22,7 @@ from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.trace.gpu_trace import NS_PER_S, UNKNOWN, CommCall, GpuTrace, Int64, KnobReach
 
 _MIN_RANKS: Final = 2
+"""A rank alone sends nothing: there is no rate to tell."""
 
 
 @dataclass(frozen=True, slots=True, order=True, kw_only=True)

@@ -33,6 +33,7 @@ from lagom_overlap.units import format_percent, format_seconds
 
 _JUMP_NS: Final = 10 * NS_PER_S
 _JUMP_RATIO: Final = 10
+"""A gap this long, and so many times as long as all the rest, is a clock that jumped. Chosen, not measured."""
 _MAX_NAMES: Final = 3
 """Names in a sentence; the others are counted."""
 _TORN: Final = 0.1

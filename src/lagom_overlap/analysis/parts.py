@@ -25,6 +25,7 @@ PHASE, GROUP, WIRE = "phase", "group", "wire"
 """What a part is one of."""
 WITHIN, BETWEEN = "within a node", "between nodes"
 _USUAL_GPUS: Final = 8
+"""GPUs of a node where the trace does not say: as on DGX and HGX machines."""
 _PHASES: Final = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 
 

@@ -22,6 +22,7 @@ from lagom_overlap.trace.gpu_trace import NS_PER_S, UNKNOWN, GpuTrace, Int64
 from lagom_overlap.units import format_seconds
 
 _MIN_RANKS: Final = 2
+"""There is nothing to compare with below."""
 _TOGETHER: Final = frozenset({CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER})
 """Kinds that no rank leaves before all have come, and that give all ranks alike."""
 _APART_NS: Final = 200_000

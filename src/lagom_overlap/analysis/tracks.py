@@ -15,6 +15,7 @@ from lagom_overlap.trace.gpu_trace import ROLE_CODES, UNKNOWN, EventRole, Int64,
 MAX_SPANS: Final = 200_000
 """Spans of a file in all; beyond, the shortest GPU events are left out."""
 _MAX_NAME: Final = 160
+"""Characters of a kernel's name that Perfetto is given: templates have thousands."""
 
 GroupSpan = tuple[str, int, int, int]
 """One occurrence of an overlap group: name, start and end in the trace's ns, index of the rank among the findings'."""

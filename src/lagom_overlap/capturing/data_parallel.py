@@ -26,6 +26,7 @@ from lagom_overlap.units import MIB
 
 FIRST_BUCKET_BYTES: Final = MIB
 BUCKET_MIB: Final = 25
+"""DDP's first bucket and the others, where the job says no other (torch 2.13, `bucket_cap_mb`)."""
 
 
 @dataclass(slots=True)

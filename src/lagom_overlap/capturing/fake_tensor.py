@@ -31,6 +31,7 @@ from lagom_overlap.workload.issued import IssuedStep
 from lagom_overlap.workload.streams import COMPUTE, DDP_REDUCER, FSDP2
 
 MAX_RANKS: Final = 1 << 20
+"""Chosen, far above any job that is known."""
 
 _READS_ONE: Final = "aten::_local_scalar_dense"
 _FINDS: Final = "aten::nonzero"

@@ -264,6 +264,7 @@ MAX_SPANS: Final = 2600
 MAX_DECISIONS: Final = 200
 """Rows of the page's tables, here and below; plan.toml has all."""
 MAX_PATH_PARTS: Final = 60
+"""Parts of the critical path on the page: the longest ones."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,9 +30,12 @@ NEARLY_US: Final = 0.9 * 2**53 / 1000
 _SAMPLE: Final = 16
 """One event of so many is looked at: a file has times of one kind."""
 _BLOCK: Final = 256 * KIB
+"""Bytes that are read at once."""
 _MAX_HEADER: Final = 64 * MIB
 _MAX_BUFFER: Final = 64 * MIB
+"""Chosen: a header has some KB, an event some hundred bytes; beyond it the file is none, or damaged."""
 _MAX_CUTS: Final = 24
+"""Places before which a block is cut until what is left is whole JSON. Chosen, not measured."""
 _MAX_REFUSED: Final = 8
 """Blocks turned down one after the other, after which none is offered any more."""
 _EVENTS_KEY: Final = re.compile(rb'"traceEvents"\s*:\s*\[')

@@ -30,6 +30,7 @@ _SQLITE_MAGIC: Final = b"SQLite format 3\x00"
 _GZIP_BITS: Final = 31
 """zlib's largest window (15), and 16 for gzip's header."""
 _PACKED_BLOCK: Final = 64 * KIB
+"""Packed bytes that are read at once."""
 _TAR_MAGIC_AT: Final = 257
 """Where POSIX puts "ustar" in a header."""
 _PEEK: Final = 512

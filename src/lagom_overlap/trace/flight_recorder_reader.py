@@ -33,6 +33,7 @@ from lagom_overlap.units import GIB, format_bytes
 
 _PEERS: Final = re.compile(r"(send|recv) (\d{1,8})(?:->|<-)(\d{1,8})")
 _MAX_FLIGHT: Final = 1 * GIB
+"""Chosen, far above what a recorder's ring holds."""
 _RANK_IN_NAME: Final = re.compile(r"(?<!nccl)(?<!\d)(\d+)(?:\.json)?(?:\.gz)?$")
 """A dump named after PyTorch's engine (`nccl2.json`) says nothing of a rank."""
 _FOLLOWING_ENGINE: Final = "nccl"

@@ -19,7 +19,9 @@ from lagom_overlap.trace.names import kind_of, op_of, reach_of_kind
 from lagom_overlap.units import MIB, format_bytes
 
 _MAX_LINE: Final = 16 * MIB
+"""Chosen: a line is one collective, some hundred bytes."""
 _BLOCK: Final = 4 * MIB
+"""Bytes that are read at once."""
 _MAX_WORD: Final = 40
 """Characters of an algorithm's or protocol's name; NCCL's have at most a dozen."""
 NO_TIMELINE: Final = "holds collectives without a timeline: nothing is known about computation, overlap or exposure"

@@ -44,6 +44,7 @@ class NoGpuEventError(TraceError):
 
 
 _FEW_AT_END: Final = 2
+"""Launches at the end whose kernels a profiler that was stopped does not see."""
 _MANY_AT_END: Final = 0.1
 """Of all launches: as many as make a step torn (`analysis.findings`)."""
 _NO_DESCRIPTION: Final = ("", "undefined", "None")

@@ -38,6 +38,7 @@ _BACKWARD: Final = "autograd::engine::evaluate_function"
 _OPTIMIZER: Final = "Optimizer.step"
 _STEP: Final = "ProfilerStep"
 _MAX_TENSORS: Final = 10_000
+"""Of one operator (foreach kernels have many): bounds the work on a damaged event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

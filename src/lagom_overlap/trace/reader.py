@@ -25,9 +25,13 @@ from lagom_overlap.trace.merged import MergedTracesError
 from lagom_overlap.units import KIB, MIB
 
 _SNIFF: Final = 64 * KIB
+"""Bytes that are looked at first."""
 _MAX_SNIFF: Final = 64 * MIB
+"""Bytes that are looked at for a file's kind: enough for the metadata that may stand first."""
 _MAX_PATTERN: Final = 1000
+"""Chosen: bounds what Python's `re` may take."""
 _MIN_PARALLEL: Final = 64 * MIB
+"""Unpacked bytes from which starting processes costs less than they save. Chosen, not measured."""
 _CPU_ALONE: Final = "no GPU event, unlike the others"
 _FOREIGN_MARKS: Final = (
     (

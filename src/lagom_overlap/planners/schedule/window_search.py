@@ -23,6 +23,7 @@ from lagom_overlap.planners.schedule.incumbent import Incumbent
 from lagom_overlap.planners.schedule.library import GraphArrays, library, schedule_of
 
 NUM_THREADS: Final = 2
+"""Windows searched at once. Bounds what planning takes of a machine."""
 _LOOK_S: Final = 0.05
 """Seconds between two looks at whether the user wants to end."""
 _SIZES: Final = (120, 120, 60, 240)

@@ -22,6 +22,7 @@ MAX_EVENTS: Final = 3000
 MAX_ROWS: Final = 16
 """Rows of a figure that fit a screen."""
 MAX_FALLS: Final = 6
+"""Collectives that have a step of their own in the waterfall, those that are exposed longest; the rest is one."""
 _PARTS: Final = (
     ("computation alone", COMPUTE[0]),
     ("computation during communication", GOOD),

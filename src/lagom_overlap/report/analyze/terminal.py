@@ -40,6 +40,7 @@ MAX_ADVICE: Final = 5
 MAX_WARNINGS: Final = 4
 MAX_KINDS: Final = 4
 MAX_CHANGES: Final = 5
+"""Rows of the tables, so that a screen holds the answer; `--json` has all."""
 _RAGGED: Final = 12
 """Columns that a break between words may leave empty at the end of a name's first line."""
 

@@ -17,6 +17,7 @@ from typing import Final
 from lagom_overlap.errors import JobError
 
 MAX_PLACES: Final = 100_000
+"""Chosen: `*n` in nested parentheses must not fill the memory."""
 _GROUP: Final = re.compile(r"\(([^()]*)\)(?:\*(\d{1,6}))?")
 _ONE: Final = re.compile(r"([EtmL|])\*(\d{1,6})")
 
