@@ -25,8 +25,8 @@ def _short(name: str) -> str:
     return name if len(name) <= _MAX_NAME else name[: _MAX_NAME - 1] + "…"
 
 
-def _spans(found: Intervals, name: str, kind: SpanKind, stream: str, origin_ns: int) -> Iterator[Span]:
-    for start, end in zip(found.start_ns.tolist(), found.end_ns.tolist(), strict=True):
+def _spans(intervals: Intervals, name: str, kind: SpanKind, stream: str, origin_ns: int) -> Iterator[Span]:
+    for start, end in zip(intervals.start_ns.tolist(), intervals.end_ns.tolist(), strict=True):
         yield Span(
             name=name,
             kind=kind,

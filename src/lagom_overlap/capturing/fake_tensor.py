@@ -332,10 +332,10 @@ def capture_step(
         return replace(issued, notes=(*issued.notes, *_remarks(step.model, issued)))
 
 
-def _remarks(model: nn.Module, found: IssuedStep) -> Iterator[str]:
+def _remarks(model: nn.Module, step: IssuedStep) -> Iterator[str]:
     """What a user should know of a capture: nothing is sharded, or a compiler was left out."""
-    if found.num_ranks > 1 and not found.iteration.comms:
-        yield UNSHARDED.format(ranks=found.num_ranks)
+    if step.num_ranks > 1 and not step.iteration.comms:
+        yield UNSHARDED.format(ranks=step.num_ranks)
     compiled = sum(
         module._compiled_call_impl is not None or isinstance(module, torch._dynamo.eval_frame.OptimizedModule)
         for module in model.modules()

@@ -30,8 +30,8 @@ def summary(result: PlanResult) -> str:
     """What was predicted or measured, what the plan decides, and the caveats."""
     decided = decisions_headline(result.decisions)
     settings = [f"{framework}: {line}" for framework, lines in result.advice.items() for line in lines]
-    said = settings or [f"{decided[:1].upper()}{decided[1:]}."]
-    return "\n".join((f"{result.job}: {headline(result)}", *said, *result.notes))
+    sentences = settings or [f"{decided[:1].upper()}{decided[1:]}."]
+    return "\n".join((f"{result.job}: {headline(result)}", *sentences, *result.notes))
 
 
 _CARRIERS: Final = {

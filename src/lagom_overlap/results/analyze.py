@@ -104,8 +104,8 @@ class AnalyzeResult(Drawn):
 
 def _flat(row: object, **more: str | int | float | None) -> Row:
     """A row without the fields that are tables themselves."""
-    held = msgspec.to_builtins(row)
-    return more | {name: value for name, value in held.items() if not isinstance(value, list | tuple | dict)}
+    plain = msgspec.to_builtins(row)
+    return more | {name: value for name, value in plain.items() if not isinstance(value, list | tuple | dict)}
 
 
 def _calls(findings: Findings) -> list[Row]:

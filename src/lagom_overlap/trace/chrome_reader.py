@@ -234,8 +234,8 @@ class EventReader:
             buffer += self._stream.read(max(0, wanted - len(buffer)))
             if len(buffer) < wanted:
                 break
-            found = self._decode_block(buffer)
-            if found is None:
+            decoded = self._decode_block(buffer)
+            if decoded is None:
                 wanted *= 2
                 if wanted > _MAX_BUFFER:
                     raise TraceError(
@@ -243,7 +243,7 @@ class EventReader:
                     )
                 continue
             wanted = self._block
-            events, rest, has_ended = found
+            events, rest, has_ended = decoded
             yield events
             if has_ended:
                 self._finish(header, rest)

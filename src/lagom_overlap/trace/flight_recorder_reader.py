@@ -227,13 +227,13 @@ def _flight_call(entry: _FlightEntry, groups: dict[str, _FlightGroup], recorder:
 
 def _pair(words: str, ranks: tuple[int, ...]) -> tuple[int, int] | None:
     """The ranks that `send 0->1` or `recv 1<-0` goes from and to; the words number them within the group."""
-    found = _PEERS.search(words)
-    if found is None:
+    match = _PEERS.search(words)
+    if match is None:
         return None
-    own, peer = int(found[2]), int(found[3])
+    own, peer = int(match[2]), int(match[3])
     if max(own, peer) < len(ranks):
         own, peer = ranks[own], ranks[peer]
-    return (own, peer) if found[1] == "send" else (peer, own)
+    return (own, peer) if match[1] == "send" else (peer, own)
 
 
 def read_flight_recorder(stream: ByteStream, prefix: bytes) -> tuple[GpuTrace, ...]:

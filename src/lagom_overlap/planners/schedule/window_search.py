@@ -120,10 +120,10 @@ def race(
                 )
             return generation.improved(schedule, max_rounds=2, deadline=runner.ends)
 
-        made = run_concurrently(run, runners, search.stop)
+        results = run_concurrently(run, runners, search.stop)
         deadline.join([runner.ends for runner in runners])
         dull += 1
-        for runner, schedule in zip(runners, made, strict=True):
+        for runner, schedule in zip(runners, results, strict=True):
             runner.gain = runner.schedule.makespan - schedule.makespan
             runner.schedule = schedule
             if runner.gain > _LEAST_GAIN * schedule.makespan:

@@ -30,16 +30,16 @@ def against_headline(compared: AgainstRun) -> str:
     return f"Against the other run a step takes {became} instead of {was} ({percent}; {sure})."
 
 
-def step_cells(found: AgainstRun) -> list[tuple[str, ...]]:
+def step_cells(compared: AgainstRun) -> list[tuple[str, ...]]:
     """(part of a step, before, after, difference, per cent)."""
     rows: list[tuple[str, ...]] = []
     for name, was, became in (
-        ("step", found.before.step_s, found.after.step_s),
-        ("compute", found.before.compute_s, found.after.compute_s),
-        ("communication", found.before.comm_s, found.after.comm_s),
-        ("exposed communication", found.before.exposed_comm_s, found.after.exposed_comm_s),
-        ("stretched compute", found.before.stretched_compute_s, found.after.stretched_compute_s),
-        ("idle", found.before.idle_s, found.after.idle_s),
+        ("step", compared.before.step_s, compared.after.step_s),
+        ("compute", compared.before.compute_s, compared.after.compute_s),
+        ("communication", compared.before.comm_s, compared.after.comm_s),
+        ("exposed communication", compared.before.exposed_comm_s, compared.after.exposed_comm_s),
+        ("stretched compute", compared.before.stretched_compute_s, compared.after.stretched_compute_s),
+        ("idle", compared.before.idle_s, compared.after.idle_s),
     ):
         percent = f"{100 * (became / was - 1):+.1f} %" if was > 0 else _NONE
         rows.append((name, format_seconds(was), format_seconds(became), difference_text(was, became), percent))
@@ -78,7 +78,7 @@ def change_cells(changes: tuple[CallChange, ...], only: str | None = None) -> li
     return [_cells(change, only) for change in changes]
 
 
-def only_communicator_of(found: AgainstRun) -> str | None:
+def only_communicator_of(compared: AgainstRun) -> str | None:
     """The communicator of both runs' collectives; None where there are several, or none."""
-    names = {change.communicator for change in found.collectives}
+    names = {change.communicator for change in compared.collectives}
     return names.pop() if len(names) == 1 else None

@@ -148,15 +148,15 @@ def _in_one_line(rows: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]
     return tuple(tuple(cell.replace("\n", ", ") for cell in row) for row in rows)
 
 
-def _against_part(found: AgainstRun) -> _AgainstPart:
+def _against_part(compared: AgainstRun) -> _AgainstPart:
     return _AgainstPart(
-        headline=against_headline(found),
+        headline=against_headline(compared),
         heads=HEADS,
-        steps=tuple(step_cells(found)),
-        kinds=tuple(change_cells(found.kinds)),
-        communicators=tuple(change_cells(found.communicators)),
-        collectives=tuple(change_cells(found.collectives[:MAX_CHANGES])),
-        warnings=found.warnings,
+        steps=tuple(step_cells(compared)),
+        kinds=tuple(change_cells(compared.kinds)),
+        communicators=tuple(change_cells(compared.communicators)),
+        collectives=tuple(change_cells(compared.collectives[:MAX_CHANGES])),
+        warnings=compared.warnings,
     )
 
 

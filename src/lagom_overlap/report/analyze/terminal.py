@@ -154,34 +154,34 @@ def analysis_summary(result: AnalyzeResult) -> RenderableType:
     return Group(*parts)
 
 
-def _against(found: AgainstRun) -> list[RenderableType]:
-    only = only_communicator_of(found)
+def _against(compared: AgainstRun) -> list[RenderableType]:
+    only = only_communicator_of(compared)
     columns = (("calls", 9), ("total", 8), ("Δ total", 8), ("Δ exposed", 9), ("Δ stretch", 9), ("channels", 8))
     parts: list[RenderableType] = [
-        Text(plain(against_headline(found)), style="bold"),
+        Text(plain(against_headline(compared)), style="bold"),
         _table(
             "per step",
             (("other run", 10), ("this run", 10), ("difference", 10), ("", 9)),
-            step_cells(found),
+            step_cells(compared),
             MAX_RANKS,
             "",
         ),
         Text(""),
     ]
-    if len(found.kinds) > 1:
-        parts += [_table("changed, by kind", columns, change_cells(found.kinds), MAX_KINDS, "kinds"), Text("")]
-    if found.collectives:
+    if len(compared.kinds) > 1:
+        parts += [_table("changed, by kind", columns, change_cells(compared.kinds), MAX_KINDS, "kinds"), Text("")]
+    if compared.collectives:
         parts += [
             _table(
                 "changed most" if only is None else f"changed, on {plain(only)}",
                 columns,
-                change_cells(found.collectives, only),
+                change_cells(compared.collectives, only),
                 MAX_CHANGES,
                 "collectives",
             ),
             Text(""),
         ]
-    parts += [Text(f"! {plain(text)}", style="yellow") for text in found.warnings]
+    parts += [Text(f"! {plain(text)}", style="yellow") for text in compared.warnings]
     return parts
 
 
