@@ -46,4 +46,4 @@ def test_traces_or_the_example_one_of_them(arguments, capsys):
 def test_what_the_model_predicts_to_lose_is_no_advice(found):
     shares = {row["change"]: row["share"] for row in found["what_ifs"]}
     assert shares["at most 8 channels"] < 0, "half of the 16 that the reduce-scatters have"
-    assert [advice["rule"] for advice in found["advice"]] == ["separate_reduce_scatter"]
+    assert [advice["rule"] for advice in found["advice"]] == ["shared_communicator"]

@@ -2,8 +2,8 @@
 
 A *join* is a place where the computation waited for a collective: nothing computed, a collective ended, and within
 `NEAR_NS` the next kernel began, launched before that end where its launch is known (else it waited for the CPU). What
-lies between two joins of a step is a window; a collective belongs to the window in which most of it runs, and to none
-if no kernel runs during it at all: it is exposed whatever its settings. Equal windows are one group.
+lies between two joins of a step is a window; a collective belongs to the window in which most of it runs, also where no
+kernel runs during it: its setting is often that of calls which kernels hide. Equal windows are one group.
 
 Stable across steps and ranks: steps that run the same kernels during the same collectives vote, kernel by kernel, on
 where the joins are; a majority cuts all of them alike, so that one late kernel makes no new group.
@@ -189,21 +189,19 @@ def _joins(rank: RankFindings, step: _Step) -> Bools:
     ended = ends[np.maximum(at, 0)]
     near = (at >= 0) & (start[1:] - ended <= NEAR_NS) & (ended > busy_until)
     launch = events.launch_ns[rows][1:]
-    joined[1:] = near & ((launch == NO_TIME) | (launch <= ended))
+    # Emulated GPUs have a clock of their own, which says nothing of when the host launched.
+    joined[1:] = near & (rank.trace.is_emulated | (launch == NO_TIME) | (launch <= ended))
     return joined
 
 
 def _homes(rank: RankFindings, step: _Step, cuts: Sequence[int]) -> list[int]:
-    """For each call of a step the window in which most of it runs; -1 where no kernel runs during it."""
+    """For each call of a step the window in which most of it runs."""
     events = rank.trace.events
     begins = events.start_ns[step.kernel_rows[list(cuts[1:])]]
     homes = []
     for at in step.calls:
         row = rank.trace.calls[at].event
         start, end = int(events.start_ns[row]), int(events.end_ns[row])
-        if rank.exposed_ns[at] >= end - start:
-            homes.append(-1)
-            continue
         first, last = np.searchsorted(begins, (start, end), side="right")
         edges = [start, *begins[first:last].tolist(), end]
         homes.append(int(first) + int(np.argmax(np.diff(edges))))
