@@ -28,6 +28,7 @@ USABLE_MEMORY: Final = 0.9
 _DEPTHS: Final = (2, 3)
 """An explicit list of one is FSDP2's own order."""
 _BUFFERS: Final = (2, 4)
+"""Two and four in place of one reduction in flight. Chosen: each holds a unit's gradients."""
 _FIELDS: Final = tuple(field.name for field in fields(Fsdp2Settings))
 _SIMULATION_STEPS: Final = 40
 """Per operator, of one issue and its simulation: what `OPERATOR_STEPS` is for a graph."""

@@ -124,13 +124,13 @@ class IssueRules:
             JobError: if the degrees contradict each other.
         """
         layout = parallel.layout()
-        found: dict[str, Any] = {}
+        completed: dict[str, Any] = {}
         if parallel.overlap_gradients is None and layout.zero_stage <= 1:
-            found["overlap_gradients"] = self.overlaps_gradients
+            completed["overlap_gradients"] = self.overlaps_gradients
         size = self.default_bucket_bytes(layout, precision)
         if parallel.bucket_bytes is None and size is not None:
-            found["bucket_bytes"] = size
-        return replace(layout, **found)
+            completed["bucket_bytes"] = size
+        return replace(layout, **completed)
 
     def stays_whole(self, layout: ParallelLayout) -> bool:
         """Whether parameters and gradients stay whole from the first forward to the last backward.
