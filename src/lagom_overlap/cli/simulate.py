@@ -72,7 +72,7 @@ def _layouts(arguments: argparse.Namespace) -> int:
     for flag in ("sets", "profile"):
         if getattr(arguments, flag):
             raise JobError(f"--{flag.rstrip('s')} goes with a job file, not with --model")
-    frameworks = tuple(filter(None, map(str.strip, (arguments.framework or "").split(",")))) or FRAMEWORKS
+    frameworks = FRAMEWORKS if arguments.framework is None else tuple(map(str.strip, arguments.framework.split(",")))
     request = LayoutsRequest(
         model=arguments.model,
         cluster=arguments.cluster,
