@@ -57,6 +57,13 @@ def parse_toml(content: bytes) -> dict[str, Any]:  # any TOML value
         raise ValueError("its arrays or tables are nested too deep") from None
 
 
+def toml_value(value: object) -> str:
+    """A value as a file has it, and `--set` takes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else "[]" if value == () else str(value)
+
+
 def _check_depth(text: str) -> None:
     depth = 0
     for token in _TOKEN.finditer(text):

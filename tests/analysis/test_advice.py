@@ -117,11 +117,11 @@ def test_buckets_of_ddp_that_nothing_hides_ask_for_the_engine_before():
 def test_a_reduce_scatter_queued_behind_an_all_gather_asks_for_its_own_communicator():
     rows = [(COMM, 0, 500_000), (COMM, 501_000, 900_000), (COMP, 900_000, 1_000_000)]
     queued = gpu_trace(rows, calls=[AG, RS], launches=[0, 100_000, 890_000], frameworks=frozenset({"FSDP"}))
-    found = advice(queued)["separate_reduce_scatter"]
+    found = advice(queued)["shared_communicator"]
     assert found.predicted_gain_s == pytest.approx(399e-6)
     assert "set_separate_reduce_scatter_group" in found.apply
     late = gpu_trace(rows, calls=[AG, RS], launches=[0, 500_500, 890_000], frameworks=frozenset({"FSDP"}))
-    assert "separate_reduce_scatter" not in advice(late)
+    assert "shared_communicator" not in advice(late)
 
 
 def test_all_gathers_queued_behind_reduce_scatters_of_their_communicator_name_it():
@@ -132,11 +132,23 @@ def test_all_gathers_queued_behind_reduce_scatters_of_their_communicator_name_it
         rows += [(COMM, at, at + 500_000), (COMM, at + 505_000, at + 805_000), (COMP, at + 805_000, at + 1_900_000)]
         calls += [RS, AG]
         launches += [at - 5_000, at + 105_000, at + 10_000]
-    found = advice(gpu_trace(rows, calls=calls, launches=launches))["separate_reduce_scatter"]
+    found = advice(gpu_trace(rows, calls=calls, launches=launches))["shared_communicator"]
     assert found.predicted_gain_s == pytest.approx(4 * 300e-6)
-    assert "4 calls of all_gather on fsdp started at once when a reduce_scatter" in found.evidence
+    assert "4 calls of all_gather on fsdp started at once when the reduce_scatter before them ended" in found.evidence
     assert "new_group" in found.apply
     assert "fsdp" in found.what
+
+
+def test_collectives_of_any_two_kinds_that_share_a_communicator_are_named():
+    """An all-gather of parameters behind the gradients' all-reduce; launched before that ended, exposed for 300 us."""
+    rows = [(COMM, 0, 500_000), (COMM, 505_000, 805_000), (COMP, 805_000, 1_900_000)]
+    calls = [{"kind": CollectiveKind.ALL_REDUCE, "communicator": "fsdp"}, AG]
+    found = advice(gpu_trace(rows, calls=calls, launches=[0, 100_000, 120_000], frameworks=frozenset({"FSDP"})))
+    assert found["shared_communicator"].predicted_gain_s == pytest.approx(300e-6)
+    assert found["shared_communicator"].what.startswith("Give all-reduce a communicator of its own")
+    assert "new_group" in found["shared_communicator"].apply
+    alike = gpu_trace(rows, calls=[AG, AG], launches=[0, 100_000, 120_000])
+    assert "shared_communicator" not in advice(alike)
 
 
 def test_without_advice_it_says_what_was_looked_for():

@@ -14,9 +14,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "trace"))
 from kineto_traces import KinetoFile
 
 from lagom_overlap.analysis import trace_fit
+from lagom_overlap.analysis.concurrency_model import modelled_kernel
 from lagom_overlap.analysis.groups import KernelKey
 from lagom_overlap.analysis.kernel_class import kernel_class
-from lagom_overlap.analysis.modelled_kernel import modelled_kernel
 from lagom_overlap.analysis.trace_gpu import nearest_cluster
 from lagom_overlap.backends.traced import only
 from lagom_overlap.cli import main

@@ -23,7 +23,7 @@ from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.sim.what_if import COPY_ENGINES, AskedChange, WhatIf
 from lagom_overlap.trace.gpu_trace import NO_TIME, NS_PER_S, SLOW_LAUNCH_NS, UNKNOWN, KnobReach
 from lagom_overlap.units import MIB, format_bytes, format_seconds
-from lagom_overlap.workload.step.releases import changes_of
+from lagom_overlap.workload.step.rules import changes_of
 
 _MIN_GAIN: Final = 0.002
 """Advice worth less than this part of a step is left out."""
@@ -237,19 +237,23 @@ class _Queued:
         )
 
 
-def _queued_behind(rank: RankFindings) -> dict[tuple[str, CollectiveKind], _Queued]:
-    """By communicator and kind, reduce-scatters that started as an all-gather ended, and all-gathers the reverse."""
+_Pair = tuple[CollectiveKind, CollectiveKind]
+"""The kind of a call, and of the one that it waited for."""
+
+
+def _queued_behind(rank: RankFindings) -> dict[str, dict[_Pair, _Queued]]:
+    """By communicator and kinds, calls that started as one of another kind ended, and were launched before that."""
     events, calls = rank.trace.events, rank.trace.calls
     by_group: dict[str, list[int]] = {}
     for index, call in enumerate(calls):
         if call.event != UNKNOWN:
             by_group.setdefault(call.communicator, []).append(index)
-    found: dict[tuple[str, CollectiveKind], _Queued] = {}
+    found: dict[str, dict[_Pair, _Queued]] = {}
     for communicator, held in by_group.items():
         held.sort(key=lambda index: int(events.start_ns[calls[index].event]))
         for before, after in pairwise(held):
-            kind = calls[after].kind
-            if kind is None or {calls[before].kind, kind} != _SHARDED:
+            kind, other = calls[after].kind, calls[before].kind
+            if kind is None or other is None or kind is other or CollectiveKind.SEND_RECV in (kind, other):
                 continue
             ended = int(events.end_ns[calls[before].event])
             row = calls[after].event
@@ -258,7 +262,8 @@ def _queued_behind(rank: RankFindings) -> dict[tuple[str, CollectiveKind], _Queu
                 continue
             queued_ns = start - max(launch, int(events.start_ns[calls[before].event]))
             one = _Queued(count=1, queued_ns=queued_ns, won_ns=min(queued_ns, int(rank.exposed_ns[after])))
-            found[communicator, kind] = found.get((communicator, kind), _Queued()) + one
+            mine = found.setdefault(communicator, {})
+            mine[kind, other] = mine.get((kind, other), _Queued()) + one
     return found
 
 
@@ -266,29 +271,34 @@ def _reverse(count: int) -> str:
     return f", and {count} the other way round" if count else ""
 
 
-def _separate_reduce_scatter(findings: Findings) -> Iterator[Advice]:
-    parts: dict[str, dict[CollectiveKind, _Queued]] = {}
+def _shared_communicator(findings: Findings) -> Iterator[Advice]:
+    parts: dict[tuple[str, frozenset[CollectiveKind]], dict[_Pair, _Queued]] = {}
     for rank in findings.ranks:
-        for (communicator, kind), held in _queued_behind(rank).items():
-            mine = parts.setdefault(communicator, {})
-            mine[kind] = mine.get(kind, _Queued()) + held
-    for communicator, by_kind in parts.items():
-        kind, queued = max(by_kind.items(), key=lambda item: (item[1].won_ns, item[0].value))
-        other = next(iter(_SHARDED - {kind}))
-        all_queued = sum(by_kind.values(), _Queued())
+        for communicator, by_pair in _queued_behind(rank).items():
+            for pair, held in by_pair.items():
+                mine = parts.setdefault((communicator, frozenset(pair)), {})
+                mine[pair] = mine.get(pair, _Queued()) + held
+    for (communicator, kinds), by_pair in parts.items():
+        (kind, other), queued = max(by_pair.items(), key=lambda item: (item[1].won_ns, item[0]))
+        all_queued = sum(by_pair.values(), _Queued())
+        moved, kept = (kind, other) if kind.traits.adds and not other.traits.adds else (other, kind)
         yield Advice(
-            rule="separate_reduce_scatter",
-            what=f"Give reduce-scatter a communicator of its own: {communicator}, which all-gather uses too, runs one "
-            "collective at a time",
+            rule="shared_communicator",
+            what=f"Give {_noun(moved)} a communicator of its own: {communicator}, which {_noun(kept)} uses too, runs "
+            "one collective at a time",
             apply="model.set_separate_reduce_scatter_group(True)  # FSDP2, torch 2.13 or later"
-            if "FSDP" in findings.frameworks
-            else "reduce_group = dist.new_group(ranks)  # a second group of the same ranks, for the reduce-scatters",
-            evidence=f"{queued.count} calls of {kind.value} on {communicator} started at once when a {other.value} "
-            f"of the same communicator ended{_reverse(all_queued.count - queued.count)}, queued for "
+            if "FSDP" in findings.frameworks and kinds == _SHARDED
+            else f"own_group = dist.new_group(ranks)  # a second group of the same ranks, for {_noun(moved)}",
+            evidence=f"{queued.count} calls of {kind.value} on {communicator} started at once when the {other.value} "
+            f"before them ended{_reverse(all_queued.count - queued.count)}, queued for "
             f"{_time(findings, all_queued.queued_ns)}; of that at most {_time(findings, all_queued.won_ns)} was "
             "exposed",
             predicted_gain_s=_per_step(findings, all_queued.won_ns),
         )
+
+
+def _noun(kind: CollectiveKind) -> str:
+    return kind.value.replace("_", "-")
 
 
 def _late_all_gathers(rank: RankFindings) -> tuple[int, int, int]:
@@ -492,7 +502,7 @@ _RULES: Final[tuple[Callable[[Findings], Iterator[Advice]], ...]] = (
     _more_channels,
     _larger_buckets,
     _waiting_buckets,
-    _separate_reduce_scatter,
+    _shared_communicator,
     _prefetch,
     _carve_out,
     _copy_engine,

@@ -29,14 +29,13 @@ from typing import Final
 
 import numpy as np
 
-from lagom_overlap.analysis.bootstrap import heaviest, intervals, resampled_medians, resampled_sums
+from lagom_overlap.analysis.bootstrap import Uniform, heaviest, intervals, resampled_medians, resampled_sums
 from lagom_overlap.analysis.collectives import CollectiveKey, key_of
 from lagom_overlap.analysis.concurrency import overlaps_of
 from lagom_overlap.analysis.equal_rows import equal_rows
 from lagom_overlap.analysis.intervals import depth_at_least
 from lagom_overlap.analysis.kernel_class import KernelClass, kernel_class
 from lagom_overlap.analysis.measures import Occupation
-from lagom_overlap.analysis.uniform import Uniform
 from lagom_overlap.trace.gpu_trace import UNKNOWN, Bools, EventRole, Floats, GpuTrace, Int64
 
 MIN_ALONE: Final = 3

@@ -6,7 +6,7 @@ taken), and Eq. 4 inverts the run: of length T, with concurrent collectives for 
 
     alone = T - o (1 - 1/r)
 
-What the trace does not tell of the kernel is assumed by its class (`modelled_kernel.py`); the collective's traffic
+What the trace does not tell of the kernel is assumed by its class (`concurrency_model.py`); the collective's traffic
 follows from its measured rate. These are estimates: they are reported next to the measured stretch, never added to it.
 Kernels that overlap another kernel are left out, as they are of the measured contention.
 """

@@ -71,6 +71,7 @@ def cluster_of_trace(trace: GpuTrace, named: Cluster | None = None) -> Cluster |
             gpu,
             num_sms=trace.num_sms,
             num_xcds=1 if trace.num_sms % xcds else xcds,
+            channel_xcds=0,  # whole GPUs, too
             gpc_sms=(),  # GPCs are of the one measured
             gpc_first_sms=(),
         )

@@ -21,13 +21,12 @@ from typing import Final
 import numpy as np
 
 from lagom_overlap.analysis.collectives import CollectiveKey
-from lagom_overlap.analysis.concurrency_model import alone_ns, slowdown_during
+from lagom_overlap.analysis.concurrency_model import alone_ns, modelled_kernel, slowdown_during
 from lagom_overlap.analysis.contention import MIN_ALONE, PLAUSIBLE
 from lagom_overlap.analysis.equal_rows import equal_rows
 from lagom_overlap.analysis.findings import Findings
 from lagom_overlap.analysis.groups import KernelKey, TraceComm, TraceGroup, TraceKernel
 from lagom_overlap.analysis.kernel_class import KernelClass, kernel_class
-from lagom_overlap.analysis.modelled_kernel import modelled_kernel
 from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.cost import ContentionModel
 from lagom_overlap.trace.gpu_trace import NS_PER_S, EventRole, KnobReach

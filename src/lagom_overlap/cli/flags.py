@@ -142,9 +142,8 @@ def _tune(verbs: _Verbs) -> None:
     parser.add_argument(
         "--warm-start",
         type=word,
-        metavar="FROM",
-        help="start from a run folder, a configs.toml, profiler traces, 'simulator' or 'nccl'; all of it is measured "
-        "before it is adopted",
+        metavar="RUN",
+        help="start from an earlier run folder; all of it is measured before it is adopted",
     )
     parser.add_argument("--bundle", type=path, metavar="RUN", help="run folder to replay (--backend recorded)")
     _set(parser)
@@ -211,7 +210,7 @@ def _compare(verbs: _Verbs) -> None:
     parser.add_argument("--seed", type=seed, metavar="N", help="seed of the search, the noise and the shuffling")
     parser.add_argument("--bundle", type=path, metavar="RUN", help="run folder to replay (--backend recorded)")
     parser.add_argument(
-        "--warm-start", type=word, metavar="FROM", help="as of lagom tune, for the tuners that can start from something"
+        "--warm-start", type=word, metavar="RUN", help="as of lagom tune, for the tuners that can start from something"
     )
     _set(parser)
     parser.add_argument("--out", type=path, metavar="DIR", help="new folder for compare.json and report.html")
@@ -221,8 +220,7 @@ def _compare(verbs: _Verbs) -> None:
 def _simulate(verbs: _Verbs) -> None:
     """`lagom simulate JOB.toml`: predict an iteration: its time, MFU and memory, and what communication costs.
 
-    With --model, --cluster and --gpus instead of a job file: rank the model's layouts, the fastest first. With
-    --profile: measure the job's operators on this machine, fit the cost model and write it as a cluster file.
+    With --model, --cluster and --gpus instead of a job file: rank the layouts of the model, the fastest first.
     """
     parser = verbs.add_parser(
         "simulate", help="predict a training iteration, or find the fastest layout", description=_simulate.__doc__
@@ -248,15 +246,7 @@ def _simulate(verbs: _Verbs) -> None:
         metavar="KEY=A,B,...",
         help="set a key of the job file, such as parallel.fsdp=16; several values are ranked: parallel.fsdp=8,16",
     )
-    parser.add_argument(
-        "--out",
-        type=path,
-        metavar="DIR",
-        help="new folder for run.json, report.html, timeline.json (with --profile: for machine.toml)",
-    )
-    parser.add_argument(
-        "--profile", action="store_true", help="measure operators here and write DIR/machine.toml, a cluster file"
-    )
+    parser.add_argument("--out", type=path, metavar="DIR", help="new folder for run.json, report.html, timeline.json")
     _json_and_debug(parser)
 
 

@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _asked() -> InitRequest:
     if sys.stdin is None or not sys.stdin.isatty() or not sys.stdout.isatty():
         raise JobError(
-            "say what the job is of: lagom init MODEL --cluster NAME --gpus N; MODEL may also be a config.json, a "
+            "name a model: lagom init MODEL --cluster NAME --gpus N; MODEL may also be a config.json, a "
             "training script or a trace; on a terminal it asks"
         )
     try:

@@ -8,6 +8,7 @@ from typing import Final
 from lagom_overlap.errors import JobError, LagomError
 from lagom_overlap.hardware import Gpu
 from lagom_overlap.jobfile.step import JobStep
+from lagom_overlap.toml_tables import toml_value
 from lagom_overlap.units import format_memory, format_percent
 from lagom_overlap.workload.layer_kinds import LayerKind, Mixer, Mlp
 from lagom_overlap.workload.parallel import ParallelLayout, Recompute
@@ -119,7 +120,7 @@ def _advice(job: JobStep, limit: int) -> str:
         other = replace(job.layout, **changed)  # type: ignore[arg-type]  # keys of the layout with their values
         if not job.says_batch and other.num_micro_batches > 1:  # a file that names no batch would get a smaller one
             kept["global_batch"] = other.global_batch
-        return ", ".join(f"{names.get(key, key)} = {_toml(value)}" for key, value in kept.items())
+        return ", ".join(f"{names.get(key, key)} = {toml_value(value)}" for key, value in kept.items())
 
     alone = [(changed, most) for changed, _, most in _changes(job, job.layout) if most <= limit]
     if alone:
@@ -138,12 +139,6 @@ def _advice(job: JobStep, limit: int) -> str:
     if least <= limit:
         return f"it fits with all of {words(taken)} ({format_memory(least)})"
     return f"with {words(taken)} it is still {format_memory(least)}: use more GPUs too"
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f'"{value}"' if isinstance(value, str) else "[]" if value == () else str(value)
 
 
 def _changes(job: JobStep, layout: ParallelLayout) -> Iterator[tuple[_Fields, ParallelLayout, int]]:

@@ -56,7 +56,6 @@ class RunKind(StrEnum):
     EMULATE = "emulate"
     LAYOUTS = "layouts"
     PLAN = "plan"
-    PROFILE = "profile"
     REPRODUCE = "reproduce"
     RUN = "run"
     SELFTEST = "selftest"
@@ -74,7 +73,6 @@ _FORMS: Final = MappingProxyType(
     {
         RunKind.COMPARE_PLANNERS: "compare (planners)",
         RunKind.LAYOUTS: "simulate (layouts)",
-        RunKind.PROFILE: "simulate (profile)",
         RunKind.SIMULATE_CAPTURE: "simulate (capture)",
     }
 )

@@ -23,7 +23,6 @@ from lagom_overlap.record import read_regular, starts_with
 from lagom_overlap.registry import BACKENDS, PLANNERS, TUNERS, checked_options, entry_point_names, load
 from lagom_overlap.toml_tables import Count, Name, Size, parse_toml, size_bytes, types_in
 from lagom_overlap.tuners.registry import OURS
-from lagom_overlap.tuners.warm_start import WarmSource
 from lagom_overlap.units import GBIT_PER_S
 from lagom_overlap.workload.parallel import ParallelTable
 from lagom_overlap.workload.precision import ATTENTION_FORMATS, DType, ProductFormat
@@ -178,8 +177,7 @@ class BudgetTable(Spec, frozen=True):
 class TuneTable(Spec, frozen=True):
     """`[tune]`: the tuner and its options, the space, the budget, the verdict.
 
-    `warm_start` is where the search may begin: "simulator", "nccl", or a run folder, configs.toml or profiler trace,
-    seen from the job file.
+    `warm_start` is the run folder where the search may begin, seen from the job file.
     """
 
     tuner: Name = OURS
@@ -359,7 +357,7 @@ _FILES: Final[Mapping[tuple[str, str], Callable[[str], bool]]] = {
     ("cluster", "gpu"): lambda name: name.endswith(".toml"),
     ("model", "name"): lambda name: name.endswith(".toml"),
     ("model", "capture"): lambda _: True,
-    ("tune", "warm_start"): lambda name: name not in list(WarmSource),
+    ("tune", "warm_start"): lambda _: True,
     ("plan", "times"): lambda name: name not in list(TimesSource),
     ("program", "script"): lambda _: True,
 }

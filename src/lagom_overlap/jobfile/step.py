@@ -30,8 +30,13 @@ from lagom_overlap.workload.parallel import (
 from lagom_overlap.workload.parallel.check import check_layout
 from lagom_overlap.workload.precision import ATTENTION_FORMATS, Precision, ProductFormat
 from lagom_overlap.workload.step import IssueRules, changes_of, load_rules, rules_in_release
-from lagom_overlap.workload.step.framework_file import framework_file
-from lagom_overlap.workload.step.switches import TAKEN_ANYWHERE, dispatchers, has_dispatcher, switches
+from lagom_overlap.workload.step.framework_file import (
+    TAKEN_ANYWHERE,
+    dispatchers,
+    framework_file,
+    has_dispatcher,
+    switches,
+)
 
 MAX_PASSES: Final = 1 << 14
 """Layers of all micro-batches of a step that is written out: as many are 600,000 operations, 20 s and 0.8 GB."""

@@ -129,33 +129,17 @@ def _begin() -> None:
     # Not at the top: torch is the job's, and only a rank of it pays for the rest.
     from lagom_overlap.online.launch_session import begin_session, note_job  # noqa: PLC0415
     from lagom_overlap.online.ranks.presence import say_here, say_off  # noqa: PLC0415
+    from lagom_overlap.online.tuner import tell_others  # noqa: PLC0415
 
     note_job(os.environ)
-    _tell_others(say_here)  # first, because the session may wait for them
+    tell_others(say_here)  # first, because the session may wait for them
     try:
         session = begin_session(os.environ)
     except BaseException as error:
-        _tell_others(partial(say_off, why=str(error)))
+        tell_others(partial(say_off, why=str(error)))
         raise
     _sessions.append(session.close)
     atexit.register(_end, session.close, os.getpid())
-
-
-def _tell_others(say: Callable[..., None]) -> None:
-    """By the job's store, for whoever asks why a rank does not come; a job whose store is lost has other worries."""
-    from torch import distributed as dist  # noqa: PLC0415 - as above
-    from torch.distributed.distributed_c10d import _get_default_store  # noqa: PLC0415
-
-    from lagom_overlap import __version__  # noqa: PLC0415
-    from lagom_overlap.export.run_variables import MODE_VARIABLE  # noqa: PLC0415
-    from lagom_overlap.online.options import DISABLE_VARIABLE, is_disabled  # noqa: PLC0415
-
-    mode = f"off ({DISABLE_VARIABLE} is set)" if is_disabled() else os.environ[MODE_VARIABLE]
-    try:
-        store = dist.PrefixStore("lagom/here", _get_default_store())  # type: ignore[attr-defined]  # torch exports it so
-        say(store, dist.get_rank(), mode, __version__)
-    except Exception as error:
-        _log.debug("the others do not hear that this rank is here: %s", error)
 
 
 def _end(close: Watch, pid: int) -> None:

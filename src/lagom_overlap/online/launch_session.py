@@ -41,9 +41,10 @@ from lagom_overlap.online.launch_steps import TrainingSteps, is_trained, is_trai
 from lagom_overlap.online.options import OnlineOptions, is_disabled
 from lagom_overlap.online.ranks.exchange import InDoubt
 from lagom_overlap.online.ranks.messages import SETTLED, SwitchState
+from lagom_overlap.online.ranks.presence import say_off
 from lagom_overlap.online.run_jobs import note_rank
 from lagom_overlap.online.step_clock import HostEvent, IntervalClock
-from lagom_overlap.online.tuner import OnlineTuner
+from lagom_overlap.online.tuner import OnlineTuner, tell_others
 from lagom_overlap.record import emulated_by, write_private
 from lagom_overlap.results.conclusion import Conclusion
 from lagom_overlap.results.step_times import MOST_STEPS, RunSteps, write_step_times
@@ -233,7 +234,11 @@ class Tuning:
     def on_model(self, model: nn.Module) -> None:
         """Makes the tuner, on all ranks at the same call of the model."""
         journal = self._folder / f"journal.{self._rank}.jsonl"
-        self._tuner = OnlineTuner(model, config=self._config, journal=journal, options=self._options)
+        try:
+            self._tuner = OnlineTuner(model, config=self._config, journal=journal, options=self._options)
+        except BaseException as error:
+            tell_others(partial(say_off, why=str(error)))
+            raise
         self._events.write("model", type=type(model).__name__)
 
     def on_step(self) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 from lagom_overlap.errors import JobError
 from lagom_overlap.planners.base import Plan, PlanProblem
 from lagom_overlap.planners.deadline import Deadline
-from lagom_overlap.planners.effects import MIN_GAIN, SwitchAdvice
+from lagom_overlap.planners.effects import MIN_GAIN, SwitchAdvice, as_sets
 from lagom_overlap.planners.memory import refuse_beyond
 from lagom_overlap.planners.schedule import lower_bound, task_graph
 from lagom_overlap.planners.simulated import SimulatedPlan, simulated
@@ -225,8 +225,7 @@ class _Search:
         key = ""
         if self._problem.told is not None:
             keys, others = with_it.settings.keys(), before.keys()
-            told = (f"parallel.{key}={str(value).lower()}" for key, value in keys.items() if value != others[key])
-            key = " --set ".join(told)
+            key = as_sets({key: value for key, value in keys.items() if value != others[key]})
         return SwitchAdvice(switch=words, without_s=without.step.makespan_s, with_s=with_it.step.makespan_s, key=key)
 
     def _too_much(self, tried: _Tried) -> str:

@@ -24,10 +24,9 @@ _HOMES: Final = MappingProxyType(
     {
         RunKind.ANALYZE: "analyze:AnalyzeResult",
         RunKind.COMPARE: "compare:CompareResult",
-        RunKind.COMPARE_PLANNERS: "compare_planners:ComparePlannersResult",
+        RunKind.COMPARE_PLANNERS: "compare:ComparePlannersResult",
         RunKind.LAYOUTS: "layouts:LayoutsResult",
         RunKind.PLAN: "plan:PlanResult",
-        RunKind.PROFILE: "profile:ProfileResult",
         RunKind.SELFTEST: "selftest:SelfTestResult",
         RunKind.SIMULATE: "simulate:SimulateResult",
         RunKind.SIMULATE_CAPTURE: "simulate:SimulateCaptureResult",

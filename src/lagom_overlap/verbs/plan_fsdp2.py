@@ -10,7 +10,7 @@ from typing import Any
 from lagom_overlap.errors import LagomError
 from lagom_overlap.jobfile.step import JobStep
 from lagom_overlap.planners.base import Plan
-from lagom_overlap.planners.effects import MIN_GAIN, SwitchAdvice
+from lagom_overlap.planners.effects import MIN_GAIN, SwitchAdvice, as_sets
 from lagom_overlap.planners.fsdp2 import set_settings
 from lagom_overlap.units import format_percent, format_seconds
 from lagom_overlap.verbs.simulate_what_if import MAX_SLOTS, switched_layouts
@@ -39,10 +39,9 @@ def key_notes(job: JobStep, settings: Fsdp2Settings | None) -> Iterator[str]:
         return
     if planned.layout.num_micro_batches * planned.layout.num_chunks > MAX_SLOTS:
         return
-    for change, _, setting, layout in switched_layouts(planned):
-        key, _, value = setting.replace('"', "").partition(" = ")
-        other = replace(planned, layout=layout)
-        if (settings is not None and key in keys) or not other.fits:
+    for change, _, switched in switched_layouts(planned):
+        other = replace(planned, layout=replace(planned.layout, **switched))
+        if keys.keys() & switched or not other.fits:
             continue
         try:
             gain = 1 - other.times.iteration_s / planned.times.iteration_s
@@ -50,7 +49,7 @@ def key_notes(job: JobStep, settings: Fsdp2Settings | None) -> Iterator[str]:
             continue
         if gain > MIN_GAIN:
             yield (
-                f"Not of this plan, but a key of the job: --set parallel.{key}={value} ({change}) takes "
+                f"Not of this plan, but a key of the job: --set {as_sets(switched)} ({change}) takes "
                 f"{format_percent(gain)} off the iteration, as lagom simulate predicts it."
             )
 

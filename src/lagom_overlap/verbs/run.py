@@ -50,8 +50,7 @@ from lagom_overlap.export.run_variables import (
     RunMode,
 )
 from lagom_overlap.export.saved import GLOO_ROUTE, read_saved
-from lagom_overlap.jobfile.conflicts import conflicts
-from lagom_overlap.jobfile.nccl_conf import with_conf_files
+from lagom_overlap.jobfile.conflicts import conflicts, with_conf_files
 from lagom_overlap.jobfile.online_settings import read_online_deployment
 from lagom_overlap.jobfile.run_folder import RECORD, RUNS_FOLDER, RunFolder, RunKind, RunProcess, RunRecord
 from lagom_overlap.nccl_plugin.library import installed_library

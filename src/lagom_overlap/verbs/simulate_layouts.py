@@ -254,7 +254,7 @@ def _sequence_s(step: JobStep) -> float:
         whole_experts=False,
         schedule=type(step.layout)().schedule,
         chunks=1,
-        micro_batch_group=None,
+        micro_batch_group=0,
         pipeline_layout="",
         overlap_p2p=False,
         tables_as_layers=False,

@@ -109,12 +109,12 @@ def attach_all_to_all(route: SiblingRoute) -> None:
 
 
 def _attach_ddp(model: DistributedDataParallel, route: SiblingRoute) -> int:
-    hook, own = hook_of(model), model.process_group
+    hook = hook_of(model)
     if hook is None:
         return 0
 
     def reduce(buffer: torch.Tensor) -> Future[torch.Tensor]:
-        chosen = route.group_for(CollectiveKind.ALL_REDUCE, _num_bytes(buffer), own)
+        chosen = route.group_for(CollectiveKind.ALL_REDUCE, _num_bytes(buffer), hook.group)
         return first_result(chosen.allreduce([buffer]), buffer)
 
     def undo() -> None:

@@ -42,7 +42,7 @@ from lagom_overlap.planners.predict import predict
 from lagom_overlap.planners.schedule import simulate, task_graph
 from lagom_overlap.planners.schedule.bounds import heads, lower_bound, tails
 from lagom_overlap.planners.schedule.graph import TaskGraph
-from lagom_overlap.planners.schedule.reorder import reorder_of
+from lagom_overlap.planners.schedule.of_problem import reorder_of
 from lagom_overlap.planners.step_index import StepIndex
 from lagom_overlap.planners.times import ModelTimes, origin_name
 from lagom_overlap.workload import CommOp, Iteration, Op

@@ -22,8 +22,7 @@ from lagom_overlap.workload.ops import CommOp
 from lagom_overlap.workload.rewrite.chain import checked_chain, compute_stream, member_pieces
 from lagom_overlap.workload.rewrite.draft import Draft, Replacement
 from lagom_overlap.workload.rewrite.pieces import joined, output_bytes
-from lagom_overlap.workload.rewrite.split import piece_name
-from lagom_overlap.workload.rewrite.steps import TWICE, PartitionGroups
+from lagom_overlap.workload.rewrite.steps import TWICE, PartitionGroups, Split
 from lagom_overlap.workload.sharding import Gather
 
 
@@ -189,3 +188,19 @@ def _sub_collective(call: Collective, mesh: tuple[int, ...], axis: int, num_byte
     if nodes is not None and size % nodes:
         raise JobError(f"axis {axis} of mesh {list(mesh)} spreads {size} ranks unevenly over nodes")
     return Collective(call.kind, num_bytes, size, nodes)
+
+
+def piece_name(op: str, number: int) -> str:
+    """The name of a piece."""
+    return f"{op}#{number}"
+
+
+def apply_split(draft: Draft, split: Split) -> None:
+    """Cuts the members; piece k of one waits for piece k of what it reads.
+
+    Raises:
+        JobError: if the chain is not legal.
+    """
+    shares = [Fraction(1, split.num_chunks)] * split.num_chunks
+    chain = checked_chain(draft, split.comm, split.axis, before=split.before, after=split.after, shares=shares)
+    draft.replace({name: member_pieces(draft, name, chain, piece_name) for name in chain.axes})
