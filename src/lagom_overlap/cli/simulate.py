@@ -66,7 +66,7 @@ def _layouts(arguments: argparse.Namespace) -> int:
             raise JobError(f"--model needs --{flag} too, such as --cluster h100_dgx --gpus 64")
     if arguments.sets:
         raise JobError("--set goes with a job file, not with --model")
-    frameworks = tuple(filter(None, map(str.strip, (arguments.framework or "").split(",")))) or FRAMEWORKS
+    frameworks = FRAMEWORKS if arguments.framework is None else tuple(map(str.strip, arguments.framework.split(",")))
     request = LayoutsRequest(
         model=arguments.model,
         cluster=arguments.cluster,

@@ -138,6 +138,16 @@ def is_disabled(environment: Mapping[str, str]) -> bool:
     return environment.get("LAGOM_DISABLE", "") not in ("", "0")
 
 
+def check_launch(request: LaunchRequest, environment: Mapping[str, str]) -> None:
+    """Refuses a command or a configuration that is not there or is damaged; makes nothing.
+
+    Raises:
+        LagomError: if it is refused.
+    """
+    _program(request.command[0], environment)
+    _resolved(request)
+
+
 def prepare(request: LaunchRequest, environment: Mapping[str, str]) -> PreparedLaunch:
     """Checks everything, then makes the folder and the table.
 
