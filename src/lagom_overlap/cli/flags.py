@@ -73,6 +73,13 @@ def path(text: str) -> Path:
     return Path(text)
 
 
+def word(text: str) -> str:
+    """A name; "" would be taken for none at all."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the name is empty")
+    return text
+
+
 def count(text: str) -> int:
     """A whole number of at least 1."""
     if not text.isdecimal() or not 1 <= int(text) <= MAX_COUNT:
@@ -130,11 +137,14 @@ def _tune(verbs: _Verbs) -> None:
     parser.add_argument(
         "--example", action="store_true", help="predict from a made-up trace that comes with the package"
     )
-    parser.add_argument("--backend", metavar="NAME", help="what measures (default: the job file's)")
-    parser.add_argument("--tuner", metavar="NAME", help="what searches (default: the job file's)")
+    parser.add_argument("--backend", type=word, metavar="NAME", help="what measures (default: the job file's)")
+    parser.add_argument("--tuner", type=word, metavar="NAME", help="what searches (default: the job file's)")
     parser.add_argument("--seed", type=seed, metavar="N", help="seed of the search, the noise and the shuffling")
     parser.add_argument(
-        "--warm-start", metavar="RUN", help="begin with an earlier run folder; nothing of it is adopted unmeasured"
+        "--warm-start",
+        type=word,
+        metavar="RUN",
+        help="start from an earlier run folder; all of it is measured before it is adopted",
     )
     parser.add_argument("--bundle", type=path, metavar="RUN", help="run folder to replay (--backend recorded)")
     _set(parser)
@@ -149,16 +159,17 @@ def _plan(verbs: _Verbs) -> None:
         "plan", help="plan how a step's collectives overlap its computation", description=_plan.__doc__
     )
     parser.add_argument("job", type=path, metavar="JOB.toml|CAPTURE", help="a job file, or a captured step")
-    parser.add_argument("--planner", metavar="NAME", help="what plans (default: the job file's, else ours)")
+    parser.add_argument("--planner", type=word, metavar="NAME", help="what plans (default: the job file's, else ours)")
     parser.add_argument(
         "--for",
         dest="carrier",
         choices=[str(one) for one in Carrier],
         help="what runs the plan (default: the job's framework)",
     )
-    parser.add_argument("--cluster", metavar="NAME", help="cluster of a captured step: a preset or a file")
+    parser.add_argument("--cluster", type=word, metavar="NAME", help="cluster of a captured step: a preset or a file")
     parser.add_argument(
         "--times",
+        type=word,
         metavar="TRACE|measure|model",
         help="where the operators' times come from (default: times in the job file's [plan])",
     )
@@ -185,17 +196,22 @@ def _compare(verbs: _Verbs) -> None:
     )
     who = parser.add_mutually_exclusive_group()
     words = ", ".join(TUNERS)  # argparse breaks lines at blanks alone
-    who.add_argument("--tuners", default=",".join(TUNERS), metavar="A,B", help=f"tuners to compare (default: {words})")
-    who.add_argument("--planners", metavar="A,B", help="planners to compare, instead of tuners")
-    parser.add_argument("--backend", metavar="NAME", help="what measures (default: the job file's)")
-    parser.add_argument("--cluster", metavar="NAME", help="cluster of a captured step (with --planners)")
+    who.add_argument(
+        "--tuners", type=word, default=",".join(TUNERS), metavar="A,B", help=f"tuners to compare (default: {words})"
+    )
+    who.add_argument("--planners", type=word, metavar="A,B", help="planners to compare, instead of tuners")
+    parser.add_argument("--backend", type=word, metavar="NAME", help="what measures (default: the job file's)")
+    parser.add_argument("--cluster", type=word, metavar="NAME", help="cluster of a captured step (with --planners)")
     parser.add_argument(
-        "--times", metavar="TRACE|measure|model", help="where the operators' times come from (with --planners)"
+        "--times",
+        type=word,
+        metavar="TRACE|measure|model",
+        help="where the operators' times come from (with --planners)",
     )
     parser.add_argument("--seed", type=seed, metavar="N", help="seed of the search, the noise and the shuffling")
     parser.add_argument("--bundle", type=path, metavar="RUN", help="run folder to replay (--backend recorded)")
     parser.add_argument(
-        "--warm-start", metavar="RUN", help="where tuners begin that can begin somewhere: see lagom tune"
+        "--warm-start", type=word, metavar="RUN", help="as of lagom tune, for the tuners that can start from something"
     )
     _set(parser)
     parser.add_argument("--out", type=path, metavar="DIR", help="new folder for compare.json and report.html")
@@ -205,21 +221,23 @@ def _compare(verbs: _Verbs) -> None:
 def _simulate(verbs: _Verbs) -> None:
     """`lagom simulate JOB.toml`: predict an iteration: its time, MFU and memory, and what communication costs.
 
-    With --model, --cluster and --gpus in place of a job file: which layout of the model is the fastest there.
+    With --model, --cluster and --gpus instead of a job file: rank the layouts of the model, the fastest first.
     """
     parser = verbs.add_parser(
         "simulate", help="predict a training iteration, or find the fastest layout", description=_simulate.__doc__
     )
     parser.add_argument("job", type=path, nargs="?", metavar="JOB.toml", help="the job file")
-    parser.add_argument("--model", metavar="NAME", help="rank the layouts of a model: its name, or a model file")
-    parser.add_argument("--cluster", metavar="NAME", help="a preset or a cluster file (with --model)")
+    parser.add_argument(
+        "--model", type=word, metavar="NAME", help="rank the layouts of a model: its name, or a model file"
+    )
+    parser.add_argument("--cluster", type=word, metavar="NAME", help="a preset or a cluster file (with --model)")
     parser.add_argument("--gpus", type=count, metavar="N", help="number of GPUs (with --model)")
     parser.add_argument("--seq-len", type=count, metavar="N", help="tokens per sequence (with --model; default 4096)")
     parser.add_argument(
         "--global-batch", type=count, metavar="N", help="sequences per iteration (with --model; default 2 per GPU)"
     )
     parser.add_argument(
-        "--framework", metavar="A,B", help="frameworks to rank (with --model; default: megatron, fsdp2)"
+        "--framework", type=word, metavar="A,B", help="frameworks to rank (with --model; default: megatron, fsdp2)"
     )
     parser.add_argument(
         "--set",
@@ -270,9 +288,11 @@ def _analyze(verbs: _Verbs) -> None:
     parser.add_argument("--against", type=path, metavar="B", help="trace or folder of another run: say what changed")
     parser.add_argument("--compat", choices=_COMPAT, help="print HolisticTraceAnalysis's figures")
     parser.add_argument(
-        "--cluster", metavar="NAME", help="cluster of the traces, a preset or a file (default: by their GPU)"
+        "--cluster", type=word, metavar="NAME", help="cluster of the traces, a preset or a file (default: by their GPU)"
     )
-    parser.add_argument("--pattern", metavar="REGEX", help="regular expression for more communication kernels")
+    parser.add_argument(
+        "--pattern", type=word, metavar="REGEX", help="regular expression for more communication kernels"
+    )
     parser.add_argument(
         "--anonymise",
         action="store_true",
@@ -316,7 +336,7 @@ def _run(verbs: _Verbs) -> None:
         help=f"at most N pairs of restarts (with --prove; {LEAST_RESTARTS} to {MOST_RESTARTS}, default: {RESTARTS}); "
         "if given, saved settings are proven by restarts, too",
     )
-    parser.add_argument("--tuner", metavar="NAME", help="what searches (with --online; default: ours)")
+    parser.add_argument("--tuner", type=word, metavar="NAME", help="what searches (with --online; default: ours)")
     parser.add_argument(
         "--compare",
         type=names,
@@ -430,7 +450,10 @@ def _init(verbs: _Verbs) -> None:
         "trace",
     )
     parser.add_argument(
-        "--cluster", metavar="NAME", help="a preset (lagom list clusters) or a cluster file; required with a model"
+        "--cluster",
+        type=word,
+        metavar="NAME",
+        help="a preset (lagom list clusters) or a cluster file; required with a model",
     )
     parser.add_argument("--gpus", type=count, metavar="N", help="number of GPUs; required with a model")
     parser.add_argument("--seq-len", type=count, metavar="N", help="tokens per sequence (default 4096)")

@@ -9,7 +9,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from lagom_overlap.cli.output import show
 from lagom_overlap.cli.progress import PlainLines, is_terminal
-from lagom_overlap.cli.stdout import say
+from lagom_overlap.cli.stdout import named, say
 from lagom_overlap.cli.typed import typed
 from lagom_overlap.errors import JobError
 from lagom_overlap.interrupts import exit_code
@@ -66,7 +66,7 @@ def _layouts(arguments: argparse.Namespace) -> int:
             raise JobError(f"--model needs --{flag} too, such as --cluster h100_dgx --gpus 64")
     if arguments.sets:
         raise JobError("--set goes with a job file, not with --model")
-    frameworks = tuple(filter(None, map(str.strip, (arguments.framework or "").split(",")))) or FRAMEWORKS
+    frameworks = FRAMEWORKS if arguments.framework is None else tuple(map(str.strip, arguments.framework.split(",")))
     request = LayoutsRequest(
         model=arguments.model,
         cluster=arguments.cluster,
@@ -140,4 +140,5 @@ def _plan_line(arguments: argparse.Namespace) -> str:
 def _say_files(written: tuple[Path, ...]) -> None:
     files = {path.name: path for path in written}
     if files:
-        say(f"\nReport: {files['report.html']}\nTimeline (Perfetto): {files['timeline.json']}")
+        say("\n" + named(files["report.html"], "Report"))
+        say(named(files["timeline.json"], "Timeline (Perfetto)"))

@@ -45,6 +45,8 @@ from lagom_overlap.stderr import write_lines
 def run(arguments: argparse.Namespace) -> int:
     """Runs the verb and returns the exit code."""
     if arguments.figure == DATA:
+        if arguments.unknowns:
+            raise JobError("--unknowns goes with a figure of the paper, not with data")
         return _data(arguments)
     if arguments.figure not in (*CHAPTERS, ALL):
         raise UnknownNameError.among("figure", arguments.figure, (*CHAPTERS, ALL, DATA))

@@ -157,7 +157,7 @@ def _table(result: LayoutsResult) -> Fitted:
     last = 0
     for number, row in shown:
         if number > last + 1:
-            table.add_row("", Text(f"{number - last - 1} between: slower, and none needs less memory", style="dim"))
+            table.add_row("", Text(f"{number - last - 1} in between: slower, and no smaller", style="dim"))
         last = number
         cells = [Text(f"{number}{'*' if row.is_on_frontier else ' '}"), Text(layout_text(row.keys, is_ranking=ranking))]
         cells += [Text(str(row.num_gpus))] if several else []

@@ -80,7 +80,7 @@ def run_init(request: InitRequest) -> InitResult:
     if source.is_dir() or (source.is_file() and source.suffix != ".toml" and is_trace(source)):
         return _of_trace(request)
     if request.cluster is None or request.num_gpus is None:
-        read_model(request.source)  # a model that is not there is to be said first
+        _known_source(request.source)  # a model that is not there is to be said first
         raise JobError(f"a job of a model needs --cluster NAME and --gpus N: lagom init {request.source} --cluster ...")
     seq_len = request.seq_len or SEQ_LEN
     return _of_model(request, _Whole(request.source, request.cluster, request.num_gpus, seq_len, request.out))
@@ -104,7 +104,7 @@ class _Verdict(NamedTuple):
 
 
 def _of_model(request: InitRequest, whole: _Whole) -> InitResult:
-    model, model_text = read_model(request.source)
+    model, model_text = _known_source(request.source)
     cluster = cluster_of(whole.cluster, whole.num_gpus)
     model_path = request.out.parent / f"{model.name}.model.toml"
     name = str(model_path) if model_text else request.source
@@ -121,6 +121,17 @@ def _of_model(request: InitRequest, whole: _Whole) -> InitResult:
     return _written(
         request, files | {request.out: job}, notes, _next_lines(whole, is_ranked=bool(chosen.notes)), verdict.refused
     )
+
+
+def _known_source(source: str) -> tuple[TransformerModel, bytes]:
+    """As `read_model`, of a file that is none of what a job is written of, too.
+
+    Raises:
+        LagomError: if there is no such model, or the file describes none.
+    """
+    if not source.endswith((".json", ".toml")) and Path(source).exists():
+        raise JobError(f"{source!r} is neither a trace, a config.json, a model file (*.toml) nor a script (*.py)")
+    return read_model(source)
 
 
 def _check_new(path: Path) -> None:

@@ -73,6 +73,7 @@ def _table(
     room = WIDTH - sum(width + 1 for _, width in columns)
     for name, width in columns:
         table.add_column(name, justify="right", no_wrap=True, min_width=width)
+    most += len(rows) == most + 1  # the last row takes no more room than a line that leaves it out
     for name, *cells in rows[:most]:
         table.add_row(Text(_short(name, 2 * room - _RAGGED)), *map(_cell, cells))
     if len(rows) > most:

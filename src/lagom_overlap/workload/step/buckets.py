@@ -33,9 +33,10 @@ class Buckets:
     def __init__(self, comms: StepCollectives, order: Sequence[ParamUnit]) -> None:
         self._comms, self._graph, self._order = comms, comms.graph, list(order)
         layout, rules = comms.shape.layout, comms.rules
-        size = rules.bucket_bytes or layout.bucket_bytes
-        self._overlaps, self._size = layout.overlap_gradients, size
-        self._first = rules.first_bucket_bytes or size
+        self._overlaps, self._size = layout.overlap_gradients, layout.bucket_bytes
+        # DDP has a smaller first bucket where `bucket_cap_mb` is not given (`nn/parallel/distributed.py`, 2.13).
+        is_default = layout.bucket_bytes == rules.bucket_bytes
+        self._first = (rules.first_bucket_bytes if is_default else None) or layout.bucket_bytes
         self._open: dict[str, _Bucket] = {}
         self._num_closed: dict[str, int] = {}
         self._issued: list[tuple[str, str, int, list[ParamUnit]]] = []
