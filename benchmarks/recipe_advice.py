@@ -92,7 +92,7 @@ def start_of(job: JobStep) -> JobStep:
     plain: dict[str, Any] = {"schedule": PipelineSchedule.ONE_F_ONE_B, "chunks": 1, "overlap_p2p": False}
     tries: list[dict[str, Any]] = [off]
     if not layout.pipeline_layout:
-        tries.insert(0, {**off, **plain, "micro_batch_group": None})
+        tries.insert(0, {**off, **plain, "micro_batch_group": 0})
     for changes in tries:
         other = with_layout(job, replace(layout, **changes))
         if other is not None and other.fits:

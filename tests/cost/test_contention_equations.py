@@ -14,6 +14,7 @@ from lagom_overlap.cost.contention import (
     l2_miss_share,
     traffic_bytes_per_s,
 )
+from lagom_overlap.hardware import load_preset
 
 
 def fluid(num_channels: int, num_sms: int) -> float:
@@ -130,6 +131,15 @@ def test_blocks_are_dealt_to_dies_in_turn_and_the_fullest_decides() -> None:
 def test_a_static_grid_that_meets_too_many_channels_takes_a_second_pass(grid: int, waves: int) -> None:
     """256 CUs on 8 dies beside 16 channels: 30 left on each die, so 241 blocks put a 31st on one."""
     assert eq5_dispatch(grid, 1, num_sms=256, num_channels=16, num_xcds=8).count() == waves
+
+
+@pytest.mark.parametrize(("grid", "waves"), [(224, 1), (225, 2), (240, 2)])
+def test_channels_that_crowd_on_half_of_the_dies_leave_a_static_grid_less(grid: int, waves: int) -> None:
+    """The report on MI350: the cliff begins between 224 and 228 blocks, 28 on each die, where 16 channels run."""
+    gpu = load_preset("mi350x").gpu
+    assert (gpu.num_xcds, gpu.channel_xcds) == (8, 4)
+    waited = eq5_dispatch(grid, 1, num_sms=gpu.num_sms, num_channels=16, num_xcds=8, channel_xcds=gpu.channel_xcds)
+    assert waited.count() == waves
 
 
 def test_a_grid_whose_blocks_fetch_tiles_loses_only_what_it_no_longer_finds() -> None:

@@ -158,6 +158,23 @@ def test_parameters_kept_after_forward_gain_what_the_planner_of_fsdp2_predicts()
     assert f"({format_memory(changed.memory_bytes)} per GPU)" in found.change
 
 
+def test_a_job_that_keeps_some_units_is_simulated_and_may_keep_all() -> None:
+    """No layout has both keys: what keeps all of them says that none are kept apart from the rest."""
+    raw: dict[str, Any] = {
+        "job": {"name": "some"},
+        "model": {"name": "llama-3.2-1b", "seq_len": 1024},
+        "cluster": {"preset": "h100_dgx"},
+        "parallel": {"fsdp": 8, "kept_units": 2},
+    }
+    result = run_simulate(SimulateRequest(job=Job(parse_job(raw, "job.toml"))))
+    found = next(answer for answer in result.what_ifs if "zero_stage" in answer.setting)
+    assert found.setting == "[parallel] zero_stage = 2, kept_units = 0"
+    raw["parallel"] |= {"zero_stage": 2, "kept_units": 0}
+    changed = Job(parse_job(raw, "job.toml")).step
+    assert changed is not None
+    assert changed.times.iteration_s == pytest.approx(result.iteration_s - found.gain_s, rel=1e-12)
+
+
 FSDP2_KEYS = {"zero_stage", "forward_prefetch", "backward_prefetch", "reduce_buffers", "separate_reduce_group"}
 MIXTURE = {"data": 8, "expert": 8, "global_batch": 16, "tensor": 2}
 

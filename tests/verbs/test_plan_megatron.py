@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -30,7 +31,7 @@ from lagom_overlap.verbs.simulate import SimulateRequest, run_simulate
 from lagom_overlap.verbs.simulate_what_if import switched_layouts
 from lagom_overlap.workload.parallel import ParallelLayout
 from lagom_overlap.workload.precision import Precision, ProductFormat
-from lagom_overlap.workload.step.switches import can_overlap_experts
+from lagom_overlap.workload.step.framework_file import can_overlap_experts
 
 EXAMPLES = [
     path for path in sorted(Path("examples").glob("*.toml")) if "megatron" in path.name or "gpt_175b" in path.name
@@ -120,10 +121,7 @@ def typed(job: Raw, keys: Mapping[str, object]) -> SimulateResult:
 
 def typed_job(job: Raw, keys: Mapping[str, object]) -> Job:
     """The job with keys of [parallel] typed by hand."""
-    written = {
-        key: value for key, value in {**job["parallel"], **keys}.items() if (key, value) != ("micro_batch_group", 0)
-    }
-    return Job(parse_job({**job, "parallel": written}, "job.toml"))
+    return Job(parse_job({**job, "parallel": {**job["parallel"], **keys}}, "job.toml"))
 
 
 def told(job: Raw, keys: Mapping[str, object]) -> tuple[float, int]:
@@ -198,7 +196,7 @@ def test_the_bucket_of_a_job_that_says_nothing_is_megatrons_rule() -> None:
 def test_the_argument_file_is_always_written_and_whole(tmp_path: Path, name: str) -> None:
     first = planned(JOBS[name])
     assert first.megatron is not None
-    as_advised = {**JOBS[name], "parallel": {**JOBS[name]["parallel"], **_keys(first.megatron.changes)}}
+    as_advised = {**JOBS[name], "parallel": {**JOBS[name]["parallel"], **first.megatron.changes}}
     again = planned(as_advised, out=tmp_path / "run")
     assert NOTHING_GAINS in again.notes
     assert again.megatron is not None
@@ -211,18 +209,25 @@ def test_the_argument_file_is_always_written_and_whole(tmp_path: Path, name: str
         assert f"not modelled: {missing.argument}: {missing.why}" in written
 
 
-def _keys(changes: Mapping[str, object]) -> dict[str, object]:
-    return {key: value for key, value in changes.items() if (key, value) != ("micro_batch_group", 0)}
-
-
 def test_what_simulate_suggests_plan_considers() -> None:
     for name, job in JOBS.items():
         step = Job(parse_job(job, "job.toml")).step
         assert step is not None
         context = SwitchContext(model=step.model, rules=step.rules, precision=step.precision, gpu=step.cluster.gpu)
         tried = {_switches(layout) for layout in considered(step.layout, context)}
-        for _, _, setting, layout in switched_layouts(step):
-            assert _switches(layout) in tried, (name, setting)
+        for _, _, keys in switched_layouts(step):
+            assert _switches(replace(step.layout, **keys)) in tried, (name, keys)
+
+
+@pytest.mark.parametrize("name", ["phi", "mixture", "deepspeed"])
+def test_what_plan_advises_simulate_asks_or_names(name: str) -> None:
+    job = JOBS[name]
+    step, said = typed_job(job, {}).step, typed(job, {})
+    assert step is not None
+    named = next((note for note in said.notes if note.startswith("lagom plan prices more")), "")
+    asked = {key for _, _, keys in switched_layouts(step) for key in keys}
+    for key in effects_of(job).changes:
+        assert (key in asked) is not (f"parallel.{key}" in re.findall(r"parallel\.\w+", named)), key
 
 
 def _switches(layout: ParallelLayout) -> MegatronSettings:
@@ -458,7 +463,7 @@ def test_overlapped_experts_are_not_asked_where_megatron_refuses_them(
     step = Job(parse_job(raw(model, "gb300", 2048, data=8, expert=8, global_batch=16, **more), "job.toml")).step
     assert step is not None
     assert can_overlap_experts(step.model, step.layout) is asked
-    assert any("overlap_experts" in setting for _, _, setting, _ in switched_layouts(step)) is asked
+    assert any("overlap_experts" in keys for _, _, keys in switched_layouts(step)) is asked
 
 
 def test_two_interleaved_stages_that_wait_for_transfers_are_not_advised() -> None:

@@ -94,16 +94,19 @@ def eq5_dispatch(
     num_channels: int = 0,
     shared_blocks_per_sm: float = 0.0,
     num_xcds: int = 1,
+    channel_xcds: int = 0,
     grid: int | None = None,
     spill: float = 0.0,
 ) -> Waves:
     """The waves of Eq. 5 on the SMs left, counted on the fullest of `num_xcds` dies.
 
+    The channels lie on `channel_xcds` of the dies (0: on all).
+
     With a `grid` that many resident blocks fetch the `num_blocks` tiles, wherever they lie. `spill` is the share of
     the blocks after the first wave that miss theirs, since blocks that the hardware dispatches do not march in step.
     """
     dies = num_xcds if grid is None else 1
-    sms, channels = num_sms // dies, ceil(num_channels / dies)
+    sms, channels = num_sms // dies, ceil(num_channels / min(dies, channel_xcds or dies))
     channels = min(channels, sms - 1)
     capacity = (sms - channels) * blocks_per_sm + channels * shared_blocks_per_sm
     if grid is not None:

@@ -281,6 +281,7 @@ class ContentionModel:
                 num_channels=num_channels,
                 shared_blocks_per_sm=profile.small_block_share * kernel.blocks_per_sm if small else 0.0,
                 num_xcds=gpu.num_xcds,
+                channel_xcds=gpu.channel_xcds,
                 grid=kernel.grid,
                 spill=own.spill if num_channels else 0.0,
             )

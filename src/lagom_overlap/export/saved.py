@@ -40,6 +40,7 @@ NCCL_ROUTES: Final = ("plugin", "sibling")
 SETTINGS_NAME: Final = "settings.json"
 """In the folder of a `lagom run --online`."""
 _MAX_BYTES: Final = 64 << 20
+"""Chosen, far above the settings of any job that is known."""
 MAX_WORLD: Final = 1 << 20
 """Ranks of a job at most: chosen far above any job that is known, so that a damaged file cannot allocate more."""
 MAX_LISTED_RANKS: Final = 1 << 25

@@ -8,6 +8,7 @@ from typing import Final
 from lagom_overlap.errors import JobError, LagomError
 from lagom_overlap.hardware import Gpu
 from lagom_overlap.jobfile.step import JobStep
+from lagom_overlap.toml_tables import toml_value
 from lagom_overlap.units import format_memory, format_percent
 from lagom_overlap.workload.layer_kinds import LayerKind, Mixer, Mlp
 from lagom_overlap.workload.parallel import ParallelLayout, Recompute
@@ -67,15 +68,15 @@ def accuracy_note(job: JobStep) -> str:
         if _is_compared(job)
         else "no job of this kind was compared with its allocator"
     )
-    said = (
+    note = (
         f"Memory: PyTorch allocates {format_memory(fullest.total_bytes)} and reserves up to {format_memory(reserved)}; "
         f"{known}. The CUDA context and NCCL's buffers come on top."
     )
     if reserved > limit:
-        said += (
+        note += (
             f" {format_memory(limit)} is less than it would reserve: it gives back what it keeps, and waits each time."
         )
-    return said
+    return note
 
 
 def _is_compared(job: JobStep) -> bool:
@@ -119,7 +120,7 @@ def _advice(job: JobStep, limit: int) -> str:
         other = replace(job.layout, **changed)  # type: ignore[arg-type]  # keys of the layout with their values
         if not job.says_batch and other.num_micro_batches > 1:  # a file that names no batch would get a smaller one
             kept["global_batch"] = other.global_batch
-        return ", ".join(f"{names.get(key, key)} = {_toml(value)}" for key, value in kept.items())
+        return ", ".join(f"{names.get(key, key)} = {toml_value(value)}" for key, value in kept.items())
 
     alone = [(changed, most) for changed, _, most in _changes(job, job.layout) if most <= limit]
     if alone:
@@ -129,21 +130,15 @@ def _advice(job: JobStep, limit: int) -> str:
     taken: _Fields = {}
     layout, least = job.layout, _most(job, job.layout)
     for _ in range(_MOST_TOGETHER):
-        found = min(_changes(job, layout), key=lambda change: change[2], default=None)
-        if found is None or least <= limit:
+        best = min(_changes(job, layout), key=lambda change: change[2], default=None)
+        if best is None or least <= limit:
             break
-        taken, layout, least = {**taken, **found[0]}, found[1], found[2]
+        taken, layout, least = {**taken, **best[0]}, best[1], best[2]
     if not taken:
         return "no key of [parallel] lessens that on as many GPUs: use more of them"
     if least <= limit:
         return f"it fits with all of {words(taken)} ({format_memory(least)})"
     return f"with {words(taken)} it is still {format_memory(least)}: use more GPUs too"
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f'"{value}"' if isinstance(value, str) else "[]" if value == () else str(value)
 
 
 def _changes(job: JobStep, layout: ParallelLayout) -> Iterator[tuple[_Fields, ParallelLayout, int]]:

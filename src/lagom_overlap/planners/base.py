@@ -42,7 +42,7 @@ class PlanProblem:
     (`planners.framework`); None is a free program, which may run in any order that its data flow allows. `pipeline` is
     the depth of the pipeline whose stage this is, `num_micro_batches` what an iteration runs through it (None: what the
     step has, which may be one that stands for all). `together` is, by collective, the progress of it and of
-    computations while both run, relative to running alone, where that was measured (`planners.shared_cores`).
+    computations while both run, relative to running alone, where that was measured (`planners.simulated`).
     `is_blocking`: every operator ends before the next is issued, as under FSDP2 on CPU ranks, which have no streams.
     `settings` are FSDP2's that a job of a named model has by its own keys, and `told` is the step that the job has with
     others (None: a step that was captured, which is issued again with them).

@@ -13,7 +13,7 @@ from typing import Final
 from lagom_overlap.errors import JobError
 from lagom_overlap.planners.base import Plan, PlanProblem
 from lagom_overlap.planners.deadline import Deadline
-from lagom_overlap.planners.effects import MIN_GAIN, SwitchAdvice
+from lagom_overlap.planners.effects import MIN_GAIN, SwitchAdvice, as_sets
 from lagom_overlap.planners.memory import refuse_beyond
 from lagom_overlap.planners.schedule import lower_bound, task_graph
 from lagom_overlap.planners.simulated import SimulatedPlan, simulated
@@ -28,6 +28,7 @@ USABLE_MEMORY: Final = 0.9
 _DEPTHS: Final = (2, 3)
 """An explicit list of one is FSDP2's own order."""
 _BUFFERS: Final = (2, 4)
+"""Two and four in place of one reduction in flight. Chosen: each holds a unit's gradients."""
 _FIELDS: Final = tuple(field.name for field in fields(Fsdp2Settings))
 _SIMULATION_STEPS: Final = 40
 """Per operator, of one issue and its simulation: what `OPERATOR_STEPS` is for a graph."""
@@ -225,8 +226,7 @@ class _Search:
         key = ""
         if self._problem.told is not None:
             keys, others = with_it.settings.keys(), before.keys()
-            told = (f"parallel.{key}={str(value).lower()}" for key, value in keys.items() if value != others[key])
-            key = " --set ".join(told)
+            key = as_sets({key: value for key, value in keys.items() if value != others[key]})
         return SwitchAdvice(switch=words, without_s=without.step.makespan_s, with_s=with_it.step.makespan_s, key=key)
 
     def _too_much(self, tried: _Tried) -> str:

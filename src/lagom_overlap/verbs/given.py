@@ -14,6 +14,7 @@ from lagom_overlap.record import read_regular
 
 PLAN_NAME: Final = "plan.toml"
 _MAX_ENVIRONMENT_BYTES: Final = 1 << 20
+"""Chosen: such a file has some lines."""
 _ASSIGNMENT: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _OURS: Final = ("LAGOM_RUN_", "PYTHONPATH")
 """Variables by which a run finds our hooks; a file that sets them would take the run apart."""

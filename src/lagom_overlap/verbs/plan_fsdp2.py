@@ -10,7 +10,7 @@ from typing import Any
 from lagom_overlap.errors import LagomError
 from lagom_overlap.jobfile.step import JobStep
 from lagom_overlap.planners.base import Plan
-from lagom_overlap.planners.effects import MIN_GAIN, SwitchAdvice
+from lagom_overlap.planners.effects import MIN_GAIN, SwitchAdvice, as_sets
 from lagom_overlap.planners.fsdp2 import set_settings
 from lagom_overlap.units import format_percent, format_seconds
 from lagom_overlap.verbs.simulate_what_if import MAX_SLOTS, switched_layouts
@@ -21,11 +21,11 @@ def fsdp2_lines(plan: Plan) -> tuple[str, ...]:
     """The settings for a terminal and the report."""
     if isinstance(plan.settings, Fsdp2Settings) and not plan.effects:  # read from a file: nothing was searched
         words = [f"  {words}" for words, _ in set_settings(plan.settings)]
-        return ('apply_fsdp2(model, Path("plan.toml")), behind fully_shard:', *words) if words else ()
+        return ('apply_fsdp2(model, Path("plan.toml")), after fully_shard:', *words) if words else ()
     if not plan.effects and plan.settings is None:
         head = ["The settings stay as they are: no other gains 1 % of this step within the memory"]
     else:
-        head = ['apply_fsdp2(model, Path("plan.toml")), behind fully_shard:'] if plan.effects else []
+        head = ['apply_fsdp2(model, Path("plan.toml")), after fully_shard:'] if plan.effects else []
     others = ("tried and not advised:", *map(_line, plan.not_advised)) if plan.not_advised else ()
     return (*head, *map(_line, plan.effects), *others)
 
@@ -39,10 +39,9 @@ def key_notes(job: JobStep, settings: Fsdp2Settings | None) -> Iterator[str]:
         return
     if planned.layout.num_micro_batches * planned.layout.num_chunks > MAX_SLOTS:
         return
-    for change, _, setting, layout in switched_layouts(planned):
-        key, _, value = setting.replace('"', "").partition(" = ")
-        other = replace(planned, layout=layout)
-        if (settings is not None and key in keys) or not other.fits:
+    for change, _, switched in switched_layouts(planned):
+        other = replace(planned, layout=replace(planned.layout, **switched))
+        if keys.keys() & switched or not other.fits:
             continue
         try:
             gain = 1 - other.times.iteration_s / planned.times.iteration_s
@@ -50,7 +49,7 @@ def key_notes(job: JobStep, settings: Fsdp2Settings | None) -> Iterator[str]:
             continue
         if gain > MIN_GAIN:
             yield (
-                f"Not of this plan, but a key of the job: --set parallel.{key}={value} ({change}) takes "
+                f"Not of this plan, but a key of the job: --set {as_sets(switched)} ({change}) takes "
                 f"{format_percent(gain)} off the iteration, as lagom simulate predicts it."
             )
 
@@ -58,4 +57,6 @@ def key_notes(job: JobStep, settings: Fsdp2Settings | None) -> Iterator[str]:
 def _line(one: SwitchAdvice) -> str:
     gain = format_percent(one.gain, signed=True)
     key = f" [{one.key}]" if one.key else ""
-    return f"{gain:>8} {one.switch}{key} ({format_seconds(one.without_s)} -> {format_seconds(one.with_s)})"
+    before, after = format_seconds(one.without_s), format_seconds(one.with_s)
+    times = f" ({before} -> {after})" if before != after else ""  # 0.1 % shows in no three digits
+    return f"{gain:>8} {one.switch}{key}{times}"

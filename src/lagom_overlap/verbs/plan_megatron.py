@@ -37,11 +37,12 @@ from lagom_overlap.planners.simulated import SimulatedPlan, Simulation
 from lagom_overlap.results.plan import MegatronEffects
 from lagom_overlap.sim.training import training_timeline
 from lagom_overlap.sim.what_if import AskedChange, WhatIf, what_if
+from lagom_overlap.toml_tables import toml_value
 from lagom_overlap.units import format_memory, format_percent, format_seconds
 from lagom_overlap.verbs.simulate_what_if import spent
 from lagom_overlap.workload.parallel import ParallelLayout, PipelineSchedule
 from lagom_overlap.workload.parallel.check import check_model
-from lagom_overlap.workload.step.switches import has_switch
+from lagom_overlap.workload.step.framework_file import has_switch
 
 ARGUMENTS_FILE: Final = "megatron_args.sh"
 UNTRIED: Final = (
@@ -188,7 +189,7 @@ def by_default(job: JobStep) -> ParallelLayout:
         defaults |= {"overlap_gradients": rules.overlaps_gradients, "overlap_parameters": False}
         defaults["bucket_bytes"] = rules.default_bucket_bytes(layout, job.precision) or layout.bucket_bytes
     if layout.schedule is PipelineSchedule.INTERLEAVED:
-        defaults |= {"overlap_p2p": has_switch(rules.name, "overlap_p2p"), "micro_batch_group": None}
+        defaults |= {"overlap_p2p": has_switch(rules.name, "overlap_p2p"), "micro_batch_group": 0}
     other = changed(job.model, layout, defaults)
     return layout if other is None else other
 
@@ -235,7 +236,7 @@ def megatron_files(job: JobStep | None, effects: MegatronEffects | None) -> Mapp
 
 def megatron_lines(effects: MegatronEffects) -> tuple[str, ...]:
     """The advice for a terminal and the report."""
-    changes = ", ".join(f"{key} = {_toml(value)}" for key, value in effects.changes.items())
+    changes = ", ".join(f"{key} = {toml_value(value)}" for key, value in effects.changes.items())
     return (
         f"launch on {effects.num_gpus} GPUs: {' '.join(effects.arguments) or 'no switch'}",
         f"keys of [parallel] that change: {changes or 'none'}",
@@ -273,9 +274,3 @@ def _line(one: SwitchEffect) -> str:
         low, high = (format_percent(share, signed=True) for share in (one.low, one.high))
         more = f" ({low} to {high} by the model's own error)"
     return f"{gain:>8} {one.switch}: {one.verdict}{more}; {state}{default}{was}"
-
-
-def _toml(value: bool | int | str) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f'"{value}"' if isinstance(value, str) else str(value)

@@ -32,6 +32,7 @@ from lagom_overlap.verbs.run import (
     TABLE_VARIABLE,
     LaunchRequest,
     PreparedLaunch,
+    check_launch,
     is_one_of_several,
     nodes_named,
     prepare,
@@ -96,6 +97,7 @@ def prove_by_restarts(
         )
     assert request.config is not None
     found = given(request.config)
+    check_launch(replace(request, mode=RunMode.FIXED, config=found.path), environment)
     folder = RunFolder.create(request.out, RunMode.PROVE)
     asked = {"command": request.command, "mode": RunMode.PROVE, "config": found.path, "restarts": most_pairs}
     folder.write(RunRecord.now(RunKind.RUN, seed=0, request=asked))

@@ -51,8 +51,7 @@ from lagom_overlap.export.run_variables import (
     RunMode,
 )
 from lagom_overlap.export.saved import GLOO_ROUTE, NCCL_ROUTES, SavedSettings, read_saved
-from lagom_overlap.jobfile.conflicts import conflicts
-from lagom_overlap.jobfile.nccl_conf import with_conf_files
+from lagom_overlap.jobfile.conflicts import conflicts, with_conf_files
 from lagom_overlap.jobfile.online_settings import read_online_deployment
 from lagom_overlap.jobfile.run_folder import RECORD, RUNS_FOLDER, RunFolder, RunKind, RunProcess, RunRecord
 from lagom_overlap.nccl_plugin.library import installed_library
@@ -137,6 +136,16 @@ class PreparedLaunch:
 def is_disabled(environment: Mapping[str, str]) -> bool:
     """Whether LAGOM_DISABLE is set to anything but nothing or 0."""
     return environment.get("LAGOM_DISABLE", "") not in ("", "0")
+
+
+def check_launch(request: LaunchRequest, environment: Mapping[str, str]) -> None:
+    """Refuses a command or a configuration that is not there or is damaged; makes nothing.
+
+    Raises:
+        LagomError: if it is refused.
+    """
+    _program(request.command[0], environment)
+    _resolved(request)
 
 
 def prepare(request: LaunchRequest, environment: Mapping[str, str]) -> PreparedLaunch:

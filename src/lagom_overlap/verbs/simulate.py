@@ -1,4 +1,7 @@
-"""`lagom simulate`: a job file becomes a layout, one iteration is simulated, what it is made of is written down."""
+"""`lagom simulate`: a job file becomes a layout, one iteration is simulated, what it is made of is written down.
+
+Of a captured step, the operators are simulated as the framework issues them.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -7,21 +10,26 @@ from pathlib import Path
 
 from lagom_overlap.errors import JobError
 from lagom_overlap.jobfile.job import Job
-from lagom_overlap.jobfile.memory import accuracy_note, check_memory, frees_nothing
+from lagom_overlap.jobfile.memory import accuracy_note, beyond_note, check_memory, frees_nothing
 from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
 from lagom_overlap.jobfile.spec import JobSpec
 from lagom_overlap.jobfile.step import JobStep, nodes_notes, release_notes
-from lagom_overlap.results.simulate import SimulatedCarveOut, SimulatedStage, SimulateResult
+from lagom_overlap.planners.memory import peak_of_spans
+from lagom_overlap.planners.simulated import stands_still_s
+from lagom_overlap.results.simulate import SimulateCaptureResult, SimulatedCarveOut, SimulatedStage, SimulateResult
+from lagom_overlap.sim.iteration import simulate_iteration
 from lagom_overlap.sim.training import TrainingTimes, training_timeline
 from lagom_overlap.sim.what_if import WhatIf
+from lagom_overlap.timeline.metrics import overlap_metrics
 from lagom_overlap.trace.chrome_writer import chrome_trace
 from lagom_overlap.units import format_percent, format_seconds
-from lagom_overlap.verbs.simulate_what_if import simulated_what_ifs
+from lagom_overlap.verbs.simulate_what_if import captured_what_ifs, planned_keys, simulated_what_ifs
 from lagom_overlap.workload.parallel import StageMemory
-from lagom_overlap.workload.step.switches import has_switch
+from lagom_overlap.workload.step.framework_file import has_switch
+from lagom_overlap.workload.step.rules import IssueRules, Sharding
 
 _FILES = ("run.json", "report.html", "timeline.json")
-_NOTE = "Simulated: no hardware was measured. How far the model is off: lagom docs accuracy"
+_NOTE = "Simulated: no hardware was measured. How far off the model is: lagom docs accuracy."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +40,7 @@ class SimulateRequest:
     out: Path | None = None
 
 
-def _unused(spec: JobSpec) -> list[str]:
+def _unused(spec: JobSpec, rules: IssueRules) -> list[str]:
     """What the job file says that this verb does not read, one note each."""
     notes = []
     if spec.tune != type(spec.tune)():
@@ -40,6 +48,8 @@ def _unused(spec: JobSpec) -> list[str]:
         notes.append(f"[tune] is not read by simulate{but}: collectives run as the links' constants say.")
     if spec.cost.noise:
         notes.append(f"cost.noise = {spec.cost.noise} is not read by simulate: it has no noise.")
+    if spec.parallel is not None and spec.parallel.bucket_bytes is not None and rules.sharding is not Sharding.BUCKETS:
+        notes.append(f"parallel.bucket_bytes is not read: framework {rules.name} reduces by unit, in no buckets.")
     table = type(spec.job)(name=spec.job.name)
     notes += [
         f"job.{name} is not read by simulate."
@@ -78,7 +88,12 @@ def run_simulate(request: SimulateRequest) -> SimulateResult:
         raise JobError(f"the iteration takes {times.iteration_s} s: a rate of cluster {cluster.name!r} is too small")
     notes = [_NOTE, _fitted("GPU operators: fitted on", job.operators.fitted_on)]
     notes.append(_fitted(f"Framework {job.framework.name}: fitted", job.framework.fitted_on))
-    notes += [accuracy_note(job), f"Profile {job.profile.label}", *_unused(spec), *nodes_notes(spec, cluster)]
+    notes += [
+        accuracy_note(job),
+        f"Profile {job.profile.label}",
+        *_unused(spec, job.rules),
+        *nodes_notes(spec, cluster),
+    ]
     notes += release_notes(spec.parallel, job.layout)
     carve_outs = [
         SimulatedCarveOut(sm_carveout=carved, iteration_s=replace(job, sm_carveout=carved).times.iteration_s)
@@ -87,6 +102,8 @@ def run_simulate(request: SimulateRequest) -> SimulateResult:
     if frees_nothing(job):
         notes.append(_freed_nothing(job))
     notes += _carve_out_notes(spec, times.iteration_s, carve_outs)
+    if keys := planned_keys(job):
+        notes.append(f"lagom plan prices more than is asked here: {', '.join(f'parallel.{key}' for key in keys)}.")
     what_ifs = simulated_what_ifs(job)
     ran = _Ran(job, times, simulator.steps_s(times), memories, carve_outs, what_ifs)
     result = _result(request, ran, notes)
@@ -182,6 +199,62 @@ def _write(request: SimulateRequest, folder: Path, result: SimulateResult) -> No
         result,
         {
             "report.html": lambda: render_simulation(result).encode(),
+            "timeline.json": lambda: chrome_trace({result.job: result.timeline}),
+        },
+    )
+
+
+def simulate_capture(job: Job, out: Path | None) -> SimulateCaptureResult:
+    """Simulates one step of the rank that the job's capture holds, and writes the folder if asked to.
+
+    Raises:
+        JobError: if the job asks for what is not simulated, or its capture cannot be read.
+        OutputError: if the folder cannot be written.
+    """
+    spec, capture, cluster = job.spec, job.captured, job.cluster
+    if spec.job.backend != "simulated":
+        raise JobError(f"job.backend is {spec.job.backend!r}; lagom simulate runs the simulated one only")
+    if capture is None:
+        raise JobError("the job names no capture")
+    assert cluster is not None
+    issued, model = capture.issued, job.price
+    timeline = simulate_iteration(issued, {}, model)
+    metrics = overlap_metrics(timeline)
+    spans = {span.name: (span.start_s, span.end_s) for span in timeline.spans}
+    peak, limit = peak_of_spans(issued, spans), cluster.gpu.memory_bytes
+    notes = [_NOTE, f"Profile {model.profile.label}", *capture.notes, *beyond_note(peak, cluster.gpu)]
+    notes += nodes_notes(spec, cluster)
+    result = SimulateCaptureResult(
+        job=spec.job.name,
+        capture=issued.name,
+        cluster=cluster.name,
+        num_ranks=capture.num_ranks,
+        num_ops=len(issued.ops),
+        num_comms=len(issued.comms),
+        iteration_s=metrics.makespan_s,
+        compute_s=metrics.comp_s,
+        comm_s=metrics.comm_s,
+        exposed_comm_s=stands_still_s(timeline),
+        peak_memory_bytes=peak,
+        memory_limit_bytes=limit,
+        what_ifs=captured_what_ifs(capture.iteration, issued, model, timeline),
+        notes=tuple(notes),
+        files=() if out is None else tuple(out / name for name in _FILES),
+        simulated=timeline,
+    )
+    if out is not None:
+        _write_captured(out, job, result)
+    return result
+
+
+def _write_captured(folder: Path, job: Job, result: SimulateCaptureResult) -> None:
+    from lagom_overlap.report.simulate_capture import render_captured  # noqa: PLC0415 - for a run folder alone
+
+    RunFolder.create(folder, result.job).write(
+        RunRecord.now(RunKind.SIMULATE_CAPTURE, seed=None, job=job.spec),
+        result,
+        {
+            "report.html": lambda: render_captured(result).encode(),
             "timeline.json": lambda: chrome_trace({result.job: result.timeline}),
         },
     )

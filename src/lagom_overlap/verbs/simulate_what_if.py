@@ -14,6 +14,9 @@ from lagom_overlap.collective import Collective, CommConfig, Protocol, Transport
 from lagom_overlap.cost import ContentionModel
 from lagom_overlap.errors import LagomError
 from lagom_overlap.jobfile.step import JobStep
+from lagom_overlap.planners.carriers import Carrier, settings_carrier
+from lagom_overlap.planners.megatron.search import SwitchContext, considered
+from lagom_overlap.planners.megatron.settings import differing_keys
 from lagom_overlap.planners.memory import peak_of_spans
 from lagom_overlap.planners.simulated import stands_still_s
 from lagom_overlap.sim.iteration import IterationSimulator
@@ -31,15 +34,16 @@ from lagom_overlap.sim.what_if import (
 )
 from lagom_overlap.timeline import Timeline
 from lagom_overlap.timeline.metrics import overlap_metrics
+from lagom_overlap.toml_tables import toml_value
 from lagom_overlap.units import format_memory, format_percent
 from lagom_overlap.workload import Iteration
 from lagom_overlap.workload.fsdp2.reissue import reissued
 from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
 from lagom_overlap.workload.fsdp2.visits import units_of, visits_of
-from lagom_overlap.workload.parallel import Dispatcher, ParallelLayout, PipelineSchedule
+from lagom_overlap.workload.parallel import Dispatcher, PipelineSchedule
 from lagom_overlap.workload.step import changes_of
+from lagom_overlap.workload.step.framework_file import can_overlap_experts, dispatchers, framework_file, switches
 from lagom_overlap.workload.step.rules import Sharding
-from lagom_overlap.workload.step.switches import can_overlap_experts, dispatchers, switches
 
 CARVE_OUTS: Final = (8, 16, 24)
 """SMs left free that are tried: what collectives of 8 to 24 channels occupy."""
@@ -202,30 +206,44 @@ def _of_the_job(job: JobStep) -> Iterator[tuple[AskedChange, JobStep]]:
             yield asked, replace(job, rules=replace(job.rules, **undone))
     if layout.num_micro_batches * layout.num_chunks > MAX_SLOTS:
         return
-    for change, line, setting, changed in switched_layouts(job):
-        other, key = replace(job, layout=changed), f"[parallel] {setting}"
+    for change, line, keys in switched_layouts(job):
+        other = replace(job, layout=replace(layout, **keys))
+        key = f"[parallel] {', '.join(f'{key} = {toml_value(value)}' for key, value in keys.items())}"
         takes_more = other.most_bytes > (1 + _SAME_MEMORY) * job.most_bytes
         what = f"{change} ({format_memory(other.most_bytes)} per GPU)" if takes_more else change
         yield AskedChange(what, f"{line}; in the job file {key}" if line else key, key), other
 
 
-def switched_layouts(job: JobStep) -> Iterator[tuple[str, str, str, ParallelLayout]]:
+def switched_layouts(job: JobStep) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """The overlap flags that are off and that the framework has, each switched on alone, on the same degrees.
 
-    Each with the framework's own name for it and the job file's key.
+    Each with the framework's own name for it and the keys of `[parallel]` that say it.
     """
     layout, rules = job.layout, job.rules
     for key, value, change in _flags(job):
         line = switches()[key].get(rules.name)
         if line is not None:
-            changed: dict[str, Any] = {key: value}
-            yield change, line, f"{key} = {str(value).lower()}", replace(layout, **changed)
+            yield change, line, {key: value}
     merged = dispatchers()[Dispatcher.MERGED].get(rules.name)
     if layout.expert > 1 and layout.dispatcher is Dispatcher.ALL_TO_ALL and merged is not None:
-        other = replace(layout, dispatcher=Dispatcher.MERGED)
-        yield "tokens sent once to each rank and node", merged, 'dispatcher = "merged"', other
+        yield "tokens sent once to each rank and node", merged, {"dispatcher": Dispatcher.MERGED}
     if layout.zero_stage == 3 and layout.replicas > 1 and rules.sharding is Sharding.FSDP2:
-        yield _KEEPS, _KEEP_LINE, "zero_stage = 2", replace(layout, zero_stage=2)
+        fewer = {"kept_units": 0} if layout.kept_units else {}
+        yield _KEEPS, _KEEP_LINE, {"zero_stage": 2, **fewer}
+
+
+def planned_keys(job: JobStep) -> tuple[str, ...]:
+    """Keys of `[parallel]` that `lagom plan` prices for the job's framework, and no answer here."""
+    layout, tried = job.layout, set[str]()
+    match settings_carrier(framework_file(job.rules.name).title):
+        case Carrier.MEGATRON:
+            context = SwitchContext(model=job.model, rules=job.rules, precision=job.precision, gpu=job.cluster.gpu)
+            first = [*considered(layout, context)]  # some switches need another one: experts' overlap virtual stages
+            others = (other for one in first for other in (one, *considered(one, context)))
+            tried = {key for other in others for key in differing_keys(other, layout)}
+        case Carrier.FSDP2 if layout.zero_stage == 3 and layout.shard > 1 and layout.pipeline == 1:
+            tried = {"kept_units"}
+    return tuple(sorted(tried.difference(*(keys for _, _, keys in switched_layouts(job)))))
 
 
 def _flags(job: JobStep) -> Iterator[tuple[str, bool | int, str]]:

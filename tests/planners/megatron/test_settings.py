@@ -87,7 +87,7 @@ def test_settings_of_a_layout_make_it_again() -> None:
     settings = MegatronSettings.of(EVERYTHING)
     assert settings.applied(EVERYTHING) == EVERYTHING
     assert differing_keys(EVERYTHING, EVERYTHING) == {}
-    other = replace(EVERYTHING, micro_batch_group=None, chunks=4)
+    other = replace(EVERYTHING, micro_batch_group=0, chunks=4)
     assert differing_keys(other, EVERYTHING) == {"chunks": 4, "micro_batch_group": 0}
 
 

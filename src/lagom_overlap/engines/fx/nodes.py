@@ -12,15 +12,35 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
+from torch import distributed as dist
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from lagom_overlap.collective import CollectiveKind
-from lagom_overlap.engines.fx import reduce_op as _  # noqa: F401  # registers lagom_overlap::reduce
+from lagom_overlap.engines.fx.groups import process_group
 from lagom_overlap.errors import JobError
 
 OP_NAME: Final = "lagom_op"
 """Key of a node's meta: the name of the operator that it is."""
+
+_OPS = {"sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.AVG, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+
+
+@torch.library.custom_op("lagom_overlap::reduce", mutates_args=())
+def reduce(source: torch.Tensor, reduce_op: str, root: int, group: str) -> torch.Tensor:
+    """The sum over ranks, on the group's rank `root`: PyTorch's functional collectives have no reduce to one rank.
+
+    It is complete when it returns; a rank other than the root gets memory that holds nothing of meaning.
+    """
+    result = source.clone()
+    dist.reduce(result, group_dst=root, op=_OPS[reduce_op], group=process_group(group))
+    return result
+
+
+@reduce.register_fake
+def _(source: torch.Tensor, reduce_op: str, root: int, group: str) -> torch.Tensor:
+    return torch.empty_like(source)
+
 
 _C10D = torch.ops._c10d_functional
 _OURS = torch.ops.lagom_overlap
@@ -38,7 +58,7 @@ _OTHER_COLLECTIVES: Final = (
     _C10D.reduce_scatter_tensor_coalesced.default,
     _C10D.all_reduce_coalesced.default,
 )
-"""Collectives of several tensors at once: `coalesced.one_tensor_each` replaces them before anything is rewritten."""
+"""Collectives of several tensors at once: `program.one_tensor_each` replaces them before anything is rewritten."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,8 @@ from lagom_overlap.sim.what_if import LEAST, AskedChange, GainEstimate, Spent, W
 from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.parallel import Dispatcher, ParallelLayout, PipelineSchedule
 from lagom_overlap.workload.precision import Precision
+from lagom_overlap.workload.step.framework_file import can_overlap_experts, has_dispatcher, has_switch
 from lagom_overlap.workload.step.rules import IssueRules
-from lagom_overlap.workload.step.switches import can_overlap_experts, has_dispatcher, has_switch
 
 ASYNC_TENSOR: Final = "all-reduce of input gradients behind the weights' product (no switch)"
 OVERLAP_P2P: Final = "transfers of stages behind computation (without --no-overlap-p2p-communication)"
@@ -371,7 +371,7 @@ def _pipeline(layout: ParallelLayout, job: ParallelLayout, context: SwitchContex
         on = _Option(OVERLAP_P2P, {**own, "overlap_p2p": True}, against=0, by_default=True)
         return _Dimension((_Option("", {**own, "overlap_p2p": False}), on))
     layers = (context.model.num_layers + (2 if layout.tables_as_layers else 0)) // layout.pipeline
-    plain = {"schedule": PipelineSchedule.ONE_F_ONE_B, "chunks": 1, "overlap_p2p": False, "micro_batch_group": None}
+    plain = {"schedule": PipelineSchedule.ONE_F_ONE_B, "chunks": 1, "overlap_p2p": False, "micro_batch_group": 0}
     options = [_Option("no interleaving", plain, by_default=True)]
     for chunks in range(2, layers + 1):
         if layers % chunks == 0:
@@ -386,7 +386,7 @@ def _groups(layout: ParallelLayout, job: ParallelLayout, context: SwitchContext)
     most = layout.num_micro_batches
     sizes = sorted({size for factor in _GROUP_FACTORS if (size := factor * layout.pipeline) <= most} | {most})
     tried = (_Option(f"{GROUP} {size}", {"micro_batch_group": size}, against=0) for size in sizes)
-    return _Dimension((_Option("", {"micro_batch_group": None}), *tried))
+    return _Dimension((_Option("", {"micro_batch_group": 0}), *tried))
 
 
 def _experts(layout: ParallelLayout, job: ParallelLayout, context: SwitchContext) -> _Dimension | None:

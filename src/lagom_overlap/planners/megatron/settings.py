@@ -37,7 +37,7 @@ _RACKS: Final = ("gb200", "gb300")
 class MegatronSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The overlap switches of a job: the keys of its `[parallel]` by their names there, all of them.
 
-    `micro_batch_group` 0 is as many as there are stages; bucket sizes are in bytes of reduced gradients.
+    Bucket sizes are in bytes of reduced gradients.
     """
 
     overlap_gradients: bool
@@ -57,7 +57,7 @@ class MegatronSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     def of(cls, layout: ParallelLayout) -> "MegatronSettings":
         """Those of a layout."""
         values: dict[str, Any] = {key: getattr(layout, key) for key in cls.__struct_fields__}
-        return cls(**{**values, "micro_batch_group": layout.micro_batch_group or 0})
+        return cls(**values)
 
     def applied(self, layout: ParallelLayout) -> ParallelLayout:
         """The layout with these.
@@ -66,7 +66,7 @@ class MegatronSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             JobError: if they exclude each other, or do not suit its degrees.
         """
         values: dict[str, Any] = {key: getattr(self, key) for key in self.__struct_fields__}
-        return replace(layout, **{**values, "micro_batch_group": self.micro_batch_group or None})
+        return replace(layout, **values)
 
 
 def differing_keys(layout: ParallelLayout, job: ParallelLayout) -> dict[str, bool | int | str]:

@@ -135,7 +135,7 @@ class _Judged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ours:
-    """The planner. `robust` chooses among the orders found the one that bears errors of the times best.
+    """Our planner; `robust` takes the order that errors in the times change least.
 
     `split` allows operators to be cut. With `starts` the other planners' plans are starts of the search, and it is
     behind none of those that ended within its budget. `on_progress` is told every better schedule of the search that
@@ -198,7 +198,7 @@ class Ours:
             notes = (f"the best order found takes {format_seconds(best.makespan_s)}", *_without_work(settings))
             return replace(settings, notes=notes)
         if best.plan.planner != "ours":
-            notes = (f"found by planner {best.plan.planner}", *_without_work(best.plan))
+            notes = (f"Found by planner {best.plan.planner}.", *_without_work(best.plan))
             return replace(best.plan, planner="ours", lower_bound_s=plan.lower_bound_s, is_optimal=False, notes=notes)
         return best.plan
 

@@ -86,6 +86,7 @@ class AttentionKernel(StrEnum):
 
 
 MAX_ZERO_STAGE: Final = 3
+"""Optimizer, gradients, parameters shared out."""
 DEFAULT_BUCKET: Final = "160 MB"
 """Megatron-LM's 40 million FP32 gradients."""
 MAX_SLOTS: Final = 1 << 18
@@ -101,7 +102,7 @@ class ParallelChoices:
     """The keys of `[parallel]` that a layout takes as a job file gives them.
 
     `micro_batch` is in sequences. `chunks` are the model chunks (virtual stages) of one GPU under the interleaved
-    schedule, each of which runs `micro_batch_group` micro-batches before the next one's turn (None: as many as there
+    schedule, each of which runs `micro_batch_group` micro-batches before the next one's turn (0: as many as there
     are stages). `replicate` groups of consecutive ranks each share out the whole, and gradients are added between them
     (hybrid sharding, HSDP). `prefetch` is in layers (stage 3).
     FSDP2's settings: each unit names `forward_prefetch` and `backward_prefetch` units in its lists (0: no list, and
@@ -142,7 +143,7 @@ class ParallelChoices:
     context: Count = 1
     schedule: PipelineSchedule = PipelineSchedule.ONE_F_ONE_B
     chunks: Count = 1
-    micro_batch_group: Count | None = None
+    micro_batch_group: Annotated[int, Meta(ge=0, le=MAX_SLOTS)] = 0
     recompute: Recompute = Recompute.NONE
     sequence_parallel: bool = False
     async_tensor: bool = False
@@ -171,7 +172,7 @@ class ParallelTable(ParallelChoices):
     `fsdp = N` is `data = N` with `zero_stage = 3` under FSDP2 (2, if that is given); with `replicate = R` there are R
     such groups, and `data` is all of them. What `layout` makes of the other keys: `ParallelLayout`.
     `framework` issues the step (`workload.step.rules`); by default FSDP2 for `fsdp` and Megatron-LM otherwise.
-    `framework_release` is its release, where that makes a difference (`workload.step.releases`).
+    `framework_release` is its release, where that makes a difference (`workload.step.rules`).
     `clip_gradients`, `overlap_gradients` and `bucket_bytes` are by default what the framework does
     (`IssueRules.completed`).
     `auto = [2, 8]` gives no degrees but a mesh, over which `lagom capture` and `lagom plan` search for a sharding.
@@ -356,7 +357,7 @@ class ParallelLayout(ParallelChoices):
                     f"must be a multiple of pipeline = {self.pipeline}"
                 )
             self._check_micro_batch_group()
-        elif self.micro_batch_group is not None:
+        elif self.micro_batch_group:
             raise JobError("parallel.micro_batch_group needs schedule interleaved, in which model chunks take turns")
         elif self.chunks != 1:
             raise JobError(f"parallel.chunks is {self.chunks}, must be 1 unless schedule is interleaved")
@@ -386,7 +387,7 @@ class ParallelLayout(ParallelChoices):
     def _check_micro_batch_group(self) -> None:
         """As Megatron-LM refuses it (d98e8a64, `core/pipeline_parallel/schedules.py`)."""
         group, num = self.micro_batch_group, self.num_micro_batches
-        if group is None:
+        if not group:
             return
         if not self.pipeline <= group <= num:
             raise JobError(
