@@ -229,6 +229,7 @@ class Tuning:
         self._open: contextlib.AbstractContextManager[None] | None = None
         self._last: tuple[SwitchState, str, int] | None = None
         self._is_unsaved = False
+        self._num_saved = 0
         self._told_contest: ContestResult | None = None
 
     def on_model(self, model: nn.Module) -> None:
@@ -304,6 +305,7 @@ class Tuning:
             has_model=tuner is not None,
             is_on_gloo=self._is_on_gloo,
             searches=self._options.searches,
+            num_saved=self._num_saved,
         )
 
     def _prove(self) -> None:
@@ -371,6 +373,7 @@ class Tuning:
     def _save(self, tuner: OnlineTuner) -> None:
         try:
             tuner.save(self._folder / SETTINGS_NAME)
+            self._num_saved = len(tuner.settings)
         except OutputError as error:
             if not self._is_unsaved:
                 say([f"the settings are not saved: {error}"])
