@@ -333,7 +333,8 @@ class Tuning:
             self._metrics.set("lagom_state", 1, state=tuner.state)
             if self._rank == 0 and is_new_state:
                 left = f", at most {tuner.num_steps_left} steps" if tuner.num_steps_left else ""
-                say([f"online tuning: {tuner.state.words}: {tuner.reason}{left}"])
+                reason = "" if tuner.reason in tuner.state.words else f": {tuner.reason}"
+                say([f"online tuning: {tuner.state.words}{reason}{left}"])
             if tuner.state in SETTLED:
                 self._save(tuner)
                 if self._rank == 0 and tuner.contest is not None:
