@@ -7,9 +7,8 @@ from statistics import median
 import msgspec
 
 from lagom_overlap.record import describe_machine, package_versions, utc_now
-from lagom_overlap.tuners.paired_interval import compared
 from lagom_overlap.tuners.problem import Assignment
-from lagom_overlap.tuners.verdict import PairedRatio
+from lagom_overlap.tuners.verdict import PairedRatio, compared
 from lagom_overlap.units import MS
 from lagom_overlap.verbs.compare import IterationTimes
 from paired_surface import is_fixed

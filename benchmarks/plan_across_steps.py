@@ -55,7 +55,7 @@ from lagom_overlap.planners.predict import predict
 from lagom_overlap.planners.times import ModelTimes, NamedTimes
 from lagom_overlap.record import describe_machine, package_versions, utc_now
 from lagom_overlap.timeline import SpanKind
-from lagom_overlap.tuners.paired_interval import compared
+from lagom_overlap.tuners.verdict import compared
 from lagom_overlap.workload import CommOp, Gemm, Iteration
 from lagom_overlap.workload.rewrite.steps import Reorder, Rewrite
 from lagom_overlap.workload.rewrite.tables import RewriteTable, rewrite_of, table_of

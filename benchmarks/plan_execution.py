@@ -16,10 +16,10 @@ from typing import Any
 
 from lagom_overlap.errors import LagomError, RankError
 from lagom_overlap.record import describe_machine, package_versions, utc_now
-from lagom_overlap.tuners.paired_interval import compared
+from lagom_overlap.tuners.verdict import compared
 from lagom_overlap.verbs.plan import planned
 from lagom_overlap.verbs.plan_problem import PlanFlags, PlanInput, read_input
-from lagom_overlap.workload.digest import graph_digest
+from lagom_overlap.workload.iteration import graph_digest
 
 PLANNERS = "program_order,ours,centauri,concerto,megatron"
 

@@ -52,8 +52,8 @@ from lagom_overlap.planners.predict import predict
 from lagom_overlap.planners.schedule import lower_bound, task_graph
 from lagom_overlap.planners.times import ShapeTimes
 from lagom_overlap.record import describe_machine, package_versions, utc_now
-from lagom_overlap.tuners.paired_interval import compared
-from lagom_overlap.verbs.plan_proportional import ProportionalTimes
+from lagom_overlap.tuners.verdict import compared
+from lagom_overlap.verbs.plan_times import ProportionalTimes
 from lagom_overlap.workload import CommOp
 
 NUM_RANKS, REPEATS = 2, 5

@@ -24,7 +24,7 @@ from lagom_overlap.planners.simulated import simulated
 from lagom_overlap.record import describe_machine, package_versions, utc_now
 from lagom_overlap.verbs.plan import planned
 from lagom_overlap.verbs.plan_problem import PlanFlags, read_input
-from lagom_overlap.workload.digest import graph_digest
+from lagom_overlap.workload.iteration import graph_digest
 
 TIMEOUT_S: Final = 900.0
 """Of ranks on a machine that others load."""

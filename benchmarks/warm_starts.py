@@ -1,16 +1,11 @@
-"""What warm starts save and what wrong ones cost `ours`: on the generator, and on NCCL's own choices simulated.
+"""What warm starts save and what wrong ones cost `ours`, on the generator.
 
-    python benchmarks/warm_starts.py [generator] [ways] --groups 60 --num-comms 1,4 --noise 0.02 --seed 79 [--json]
+    python benchmarks/warm_starts.py --groups 60 --num-comms 1,4 --noise 0.02 --seed 79 [--json]
 
-`generator`: the frozen groups of `overlap_generator.py`, whose physics is its own. The search begins with nothing, with
-an earlier run of the same group (another draw of the noise), with that run's settings alone, with a simulation under
-our contention model, with the run of another group (useless), and with two that mislead: the earlier run with
-collectives three times as long, or with its times dealt to other assignments, both naming the worst assignment as best.
-Then with a table of implementations, as NCCL's: exact, 20 % off at random, upside down.
-
-`ways`: single collectives of many sizes with concurrent products on DGX presets, all algorithms and protocols allowed,
-noise as above; the truth is `SimulatedBackend`, which takes latencies and rates from NCCL's model: there NCCL's table
-is nearly exact by construction, and the figure is the most that such a prior can give.
+The frozen groups of `overlap_generator.py`, whose physics is its own. The search begins with nothing, with an earlier
+run of the same group (another draw of the noise), with that run's settings alone, with the run of another group
+(useless), and with two that mislead: the earlier run with collectives three times as long, or with its times dealt to
+other assignments, both naming the worst assignment as best.
 
 Regret, measurements, worse than default, right kind: as in `search_quality.py`. Nothing here was measured.
 """
@@ -20,30 +15,16 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import exp
 from random import Random
 from statistics import fmean
 
-from lagom_overlap.backends.base import BackendRequest
-from lagom_overlap.backends.simulated import SimulatedBackend
-from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, Protocol
-from lagom_overlap.cost import ContentionModel, load_profile
-from lagom_overlap.errors import SpaceError
-from lagom_overlap.hardware import load_preset
-from lagom_overlap.sim import GroupSimulator
 from lagom_overlap.tuners.ours import OurSearch
-from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Measurement, Outcome
-from lagom_overlap.tuners.warm_start import Earlier, ExpectedWay, WarmStart, Ways
-from lagom_overlap.units import KIB, MIB
-from lagom_overlap.verbs.warm_start import nccl_ways
-from lagom_overlap.workload import CommOp, CompOp, Gemm, OverlapGroup
-from overlap_generator import FORMS, FROZEN, Draw, SimulatedGroup, _draw_wire, draw_group
+from lagom_overlap.tuners.problem import Assignment, GroupProblem, Measurement, Outcome
+from lagom_overlap.tuners.warm_start import Earlier, WarmStart
+from overlap_generator import SimulatedGroup, draw_group
 from search_quality import WORSE, percentile_95
 
-SIMULATOR = "a40_nvlink"
 TOO_LONG = 3.0
-TABLE_ERROR = 0.2
-RING = Algorithm.RING
 
 Measure = Callable[[Assignment], Outcome]
 Runs = Mapping[Assignment, tuple[Measurement, ...]]
@@ -76,29 +57,10 @@ def search(problem: GroupProblem, measure: Measure, *, seed: int, warm: WarmStar
     return Found(tuner.recommend()[name], count, {arm: tuple(done) for arm, done in runs.items()})
 
 
-# The generator.
-
-
 def noisy(group: SimulatedGroup, what: str, noise: float) -> Measure:
     """Measurements of a drawn group, with a stream of noise of their own."""
     rng = Random(f"{what}/{group.problem.group.name}/{noise}")
     return lambda assignment: group.measure(assignment, rng, noise)
-
-
-def simulated_runs(group: SimulatedGroup, seed: int) -> Found:
-    """The group tuned on our contention model instead."""
-    simulator = GroupSimulator(
-        group.problem.group, ContentionModel(load_preset(SIMULATOR, 1), load_profile("plausible"))
-    )
-
-    def measure(assignment: Assignment) -> Outcome:
-        try:
-            times = simulator.evaluate(assignment)
-        except SpaceError as error:
-            return Failure(str(error))
-        return Measurement(makespan_s=times.makespan_s, comp_s=times.comp_s, comm_s=times.comm_s)
-
-    return search(group.problem, measure, seed=seed)
 
 
 def longer(runs: Runs) -> Runs:
@@ -121,43 +83,22 @@ def dealt_anew(runs: Runs) -> Runs:
     return dict(zip(runs, reversed(list(runs.values())), strict=True))
 
 
-def true_ways(seed: int, index: int, num_comms: int, error: float = 0.0, *, turned: bool = False) -> Ways:
-    """The generator's own implementations as a table; `error` is the sigma of each ratio's logarithm."""
-    wire = _draw_wire(Draw(f"{FROZEN}/{seed}/{index}/{num_comms}"), FORMS[index % 2])
-    rng = Random(f"table/{seed}/{index}/{num_comms}")
-    link, latency = (exp(rng.gauss(0.0, error)) * ratio for ratio in (wire.ll128_link, wire.ll128_latency))
-    if turned:
-        link, latency = 1 / link, 1 / latency
-    return {
-        (RING, Protocol.SIMPLE): ExpectedWay(wire.latency_s, wire.link),
-        (RING, Protocol.LL128): ExpectedWay(wire.latency_s * latency, wire.link * link),
-    }
-
-
 def warm_starts(group: SimulatedGroup, seed: int, index: int, noise: float) -> Iterator[tuple[str, WarmStart | None]]:
     """Every way to begin, in words."""
     problem, num_comms = group.problem, group.num_comms
     earlier = search(problem, noisy(group, "earlier", noise), seed=index)
     stranger = draw_group(seed, index + 1, num_comms)
     strange = search(stranger.problem, noisy(stranger, "earlier", noise), seed=index)
-    simulated = simulated_runs(group, index)
 
     def one(runs: Runs, best: Assignment, of: GroupProblem = problem) -> WarmStart:
         return WarmStart(source="benchmark", earlier=(Earlier(problem=of, runs=runs, best=best),))
 
-    def table(ways: Ways) -> WarmStart:
-        return WarmStart(source="benchmark", ways={problem.group.name: ways})
-
     yield "none", None
     yield "earlier run", one(earlier.runs, earlier.assignment)
     yield "its settings alone", one({}, earlier.assignment)
-    yield "simulation", one(simulated.runs, simulated.assignment)
     yield "another group's run", one(strange.runs, strange.assignment, stranger.problem)
     yield "misleading: collectives x3, worst as best", one(longer(earlier.runs), earlier.worst)
     yield "misleading: times dealt anew, worst as best", one(dealt_anew(earlier.runs), earlier.worst)
-    yield "table of ways, exact", table(true_ways(seed, index, num_comms))
-    yield f"table of ways, {TABLE_ERROR:.0%} off", table(true_ways(seed, index, num_comms, TABLE_ERROR))
-    yield "table of ways, upside down", table(true_ways(seed, index, num_comms, turned=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,63 +135,6 @@ def generator_runs(args: argparse.Namespace, num_comms: int) -> Iterator[Run]:
         for start, warm in warm_starts(group, args.seed, index, args.noise):
             found = search(group.problem, noisy(group, "now", args.noise), seed=index, warm=warm)
             yield judged(start, found, lambda arm, of=group: of.exact(arm).makespan_s, default, best)
-
-
-# NCCL's choices, simulated.
-
-PRESETS = (("a100_dgx", 1), ("a100_dgx", 2), ("h100_dgx", 1), ("h100_dgx", 2))
-SIZES = (64 * KIB, 512 * KIB, 4 * MIB, 32 * MIB, 256 * MIB)
-KINDS = (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER)
-RATIOS = (0.7, 1.4)
-"""Computation over communication, each alone."""
-
-
-def way_groups(noise: float, seed: int) -> Iterator[tuple[GroupProblem, SimulatedBackend, SimulatedBackend, Ways]]:
-    """Problem, noisy and exact backend, NCCL's table."""
-    for preset, num_nodes in PRESETS:
-        cluster = load_preset(preset, num_nodes)
-        model = ContentionModel(cluster, load_profile("plausible"))
-        for kind in KINDS:
-            for size in SIZES:
-                call = Collective(kind, size, 8 * num_nodes)
-                comm_s = model.collective(call, model.default_config(call)).seconds()
-                product = Gemm(4096, 4096, 1024)
-                product_s = model.kernel_seconds(model.kernel(product))
-                for ratio in RATIOS:
-                    count = max(1, round(ratio * comm_s / product_s))
-                    group = OverlapGroup(
-                        name=f"{preset} {num_nodes} {kind} {size} {ratio}",
-                        computations=tuple(CompOp(name=f"mm{i}", work=product) for i in range(count)),
-                        comms=(CommOp(name="comm", collective=call),),
-                    )
-                    ask = {"job_fingerprint": "benchmark", "cluster": cluster, "seed": seed}
-                    disturbed = SimulatedBackend(model, BackendRequest(**ask, noise=noise))
-                    exact = SimulatedBackend(model, BackendRequest(**ask))
-                    problem = exact.problem(group)
-                    yield problem, disturbed, exact, nccl_ways(problem, cluster)
-
-
-def way_runs(args: argparse.Namespace) -> Iterator[Run]:
-    """With and without NCCL's table."""
-    for number, (problem, disturbed, exact, ways) in enumerate(way_groups(args.noise, args.seed)):
-        if number % args.every:
-            continue
-
-        def seconds(arm: Assignment, problem: GroupProblem = problem, exact: SimulatedBackend = exact) -> float:
-            outcome = exact.measure(problem.group, arm)
-            return outcome.makespan_s if isinstance(outcome, Measurement) else float("inf")
-
-        best = min(((config,) for config in problem.spaces[0]), key=seconds)
-        table = WarmStart(source="benchmark", ways={problem.group.name: ways})
-        first = next(iter(ways.values()))
-        turned = {
-            way: ExpectedWay(first.latency_s**2 / held.latency_s, first.bytes_per_s**2 / held.bytes_per_s)
-            for way, held in ways.items()
-        }
-        upside_down = WarmStart(source="benchmark", ways={problem.group.name: turned})
-        for start, warm in (("none", None), ("NCCL's table", table), ("NCCL's table, upside down", upside_down)):
-            found = search(problem, lambda arm, p=problem, b=disturbed: b.measure(p.group, arm), seed=number, warm=warm)
-            yield judged(start, found, seconds, problem.default, best)
 
 
 def row_of(name: str, start: str, runs: Sequence[Run]) -> dict[str, object]:
@@ -292,23 +176,17 @@ def markdown(rows: Sequence[Mapping[str, object]]) -> Iterator[str]:
 def main(argv: list[str] | None = None) -> None:
     """Runs the benchmark and prints its rows."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("parts", nargs="*", metavar="PART", help="of generator, ways (default: both)")
     parser.add_argument("--groups", type=int, default=60, help="frozen groups per number of collectives")
     parser.add_argument("--num-comms", default="1,4", help="collectives of a frozen group, by comma")
     parser.add_argument("--noise", type=float, default=0.02)
     parser.add_argument("--seed", type=int, default=79)
-    parser.add_argument("--every", type=int, default=1, help="only every Nth group of ways")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout, nothing else")
     args = parser.parse_args(argv)
-    parts = args.parts or ["generator", "ways"]
-    if not set(parts) <= {"generator", "ways"} or args.groups < 1 or args.every < 1 or args.noise < 0:
-        parser.error("parts are generator and ways; --groups and --every at least 1, --noise at least 0")
+    if args.groups < 1 or args.noise < 0:
+        parser.error("--groups must be at least 1, --noise at least 0")
     rows = []
-    if "generator" in parts:
-        for number in args.num_comms.split(","):
-            rows += rows_of(f"generator, N = {number}", generator_runs(args, int(number)))
-    if "ways" in parts:
-        rows += rows_of("NCCL's choices, simulated", way_runs(args))
+    for number in args.num_comms.split(","):
+        rows += rows_of(f"generator, N = {number}", generator_runs(args, int(number)))
     sys.stdout.write(json.dumps({"rows": rows}, indent=1) + "\n" if args.json else "\n".join(markdown(rows)) + "\n")
 
 

@@ -34,8 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lagom_overlap.online.options import OnlineOptions
-from lagom_overlap.online.slow_phases import SlowPhases
-from lagom_overlap.online.watcher import Watcher
+from lagom_overlap.online.watcher import SlowPhases, Watcher
 from search_quality import percentile_95
 from watcher_peers import PEERS, Detector
 

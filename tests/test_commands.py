@@ -113,6 +113,30 @@ def test_what_a_page_shows_runs(page: Path, tmp_path: Path, monkeypatch: pytest.
     assert [words for words in marked if words not in ran] == []
 
 
+def _outputs(page: Path) -> list[tuple[list[str], list[str]]]:
+    """Commands behind a prompt that need nothing else, each with the lines below it in its block."""
+    found = list[tuple[list[str], list[str]]]()
+    for _, block in BLOCK.findall(page.read_text(encoding="utf-8")):
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            typed, *lines = part.splitlines()
+            words = _commands(typed)
+            if words and lines and _needs_nothing_else(words[0], set()):
+                found.append((words[0], lines))
+    return found
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if _outputs(page)], ids=_name)
+def test_output_that_a_page_shows_is_what_the_command_prints(page: Path, tmp_path: Path, monkeypatch, capsys):
+    for name in ("examples", "tests"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    for words, lines in _outputs(page):
+        assert main(words) == 0
+        printed = iter([line.rstrip() for line in capsys.readouterr().out.splitlines()])
+        assert [line for line in lines if line not in ("", "...") and line.rstrip() not in printed] == [], words
+
+
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_scripts_and_make_targets_that_a_page_shows_are_there(page: Path):
     text = page.read_text(encoding="utf-8").replace("\\\n", " ")

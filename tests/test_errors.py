@@ -3,7 +3,7 @@ import inspect
 import pytest
 
 from lagom_overlap import errors
-from lagom_overlap.errors import BackendError, LagomError, UnknownNameError, did_you_mean
+from lagom_overlap.errors import BackendError, LagomError, UnknownNameError, allowed_names, did_you_mean
 
 
 def error_classes() -> dict[str, type[Exception]]:
@@ -33,6 +33,14 @@ def test_the_tree_in_the_docstring_is_the_tree_of_classes() -> None:
 def test_an_unknown_name_lists_what_is_allowed_sorted_and_the_nearest() -> None:
     error = UnknownNameError.among("tuner", "lagon", ["lagom", "autoccl"])
     assert str(error) == "unknown tuner 'lagon' (did you mean 'lagom'?); allowed: autoccl, lagom"
+
+
+def test_many_names_are_not_listed_where_the_nearest_or_a_command_helps() -> None:
+    many = [f"name{number}" for number in range(30)]
+    assert allowed_names("name3x", many) == " (did you mean 'name3'?)"
+    assert allowed_names("zzz", many) == f"; allowed: {', '.join(many)}"
+    assert allowed_names("zzz", many, "lagom docs") == "; all 30 of them: lagom docs"
+    assert str(UnknownNameError.among("model", "zzz", many)).endswith("all 30 of them: lagom list models")
 
 
 @pytest.mark.parametrize("name", ["", "zzz"])

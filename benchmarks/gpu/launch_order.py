@@ -4,7 +4,7 @@ Both sides wait for one event, so that the order in which they are enqueued is t
 The spinner stands for a collective: `channels` blocks, each of which holds an SM for `SPIN_S` after it has started. Per
 point: how long the spinner's last block waited for its SM after the first of either side began (`wait_s`), and when
 both sides were done (`makespan_s`), during the GEMMs alone (`solo_s`). The model's prediction stands in each row
-(`lagom_overlap.cost.launch_order`: the waits of one kernel behind which the spinner comes). `--dry-run` runs the same
+(`lagom_overlap.sim.group`: the waits of one kernel behind which the spinner comes). `--dry-run` runs the same
 loop without a GPU on closed forms; a file says which of the two it holds.
 """
 

@@ -9,9 +9,9 @@ other are touched as often as the model says of any rank's.
 import re
 from typing import Final
 
+from lagom_overlap.analysis.concurrency_model import modelled_kernel
 from lagom_overlap.analysis.groups import KernelKey
 from lagom_overlap.analysis.kernel_class import KernelClass, kernel_class
-from lagom_overlap.analysis.modelled_kernel import modelled_kernel
 from lagom_overlap.cost import ContentionModel, Profile
 from lagom_overlap.cost.contention import l2_miss_share
 from lagom_overlap.errors import LagomError

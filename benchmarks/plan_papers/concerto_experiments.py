@@ -26,8 +26,7 @@ from lagom_overlap.planners.step_index import StepIndex
 from lagom_overlap.workload import CommOp, Op
 from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.parallel import ParallelLayout
-from lagom_overlap.workload.rewrite.apply import rewritten
-from lagom_overlap.workload.rewrite.fuse import same_kind
+from lagom_overlap.workload.rewrite.apply import rewritten, same_kind
 from lagom_overlap.workload.rewrite.steps import Rewrite
 from lagom_overlap.workload.step import Unit
 from plan_papers.concerto_tables import TABLE_4, concerto_problem, gpt

@@ -18,8 +18,8 @@ from lagom_overlap.online.options import OnlineOptions as OnlineOptions
 from lagom_overlap.online.tuner import OnlineTuner as OnlineTuner
 from lagom_overlap.results.analyze import AnalyzeResult as AnalyzeResult
 from lagom_overlap.results.capture import CaptureResult as CaptureResult
+from lagom_overlap.results.compare import ComparePlannersResult as ComparePlannersResult
 from lagom_overlap.results.compare import CompareResult as CompareResult
-from lagom_overlap.results.compare_planners import ComparePlannersResult as ComparePlannersResult
 from lagom_overlap.results.layouts import LayoutsResult as LayoutsResult
 from lagom_overlap.results.plan import PlanResult as PlanResult
 from lagom_overlap.results.proof import ProofResult as ProofResult

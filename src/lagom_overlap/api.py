@@ -14,8 +14,7 @@ from lagom_overlap.jobfile.spec import JobSpec, read_job
 from lagom_overlap.results.analyze import AnalyzeResult
 from lagom_overlap.results.base import Result
 from lagom_overlap.results.capture import CaptureResult
-from lagom_overlap.results.compare import CompareResult
-from lagom_overlap.results.compare_planners import ComparePlannersResult
+from lagom_overlap.results.compare import ComparePlannersResult, CompareResult
 from lagom_overlap.results.plan import PlanResult
 from lagom_overlap.results.simulate import SimulateCaptureResult, SimulateResult
 from lagom_overlap.results.tune import TuneResult
@@ -147,7 +146,7 @@ def compare(
         )
     if any(given is not None for given in (tuners, backend, warm_start, bundle)):
         raise TypeError("tuners, backend, warm_start and bundle do not go with planners=[...]")
-    from lagom_overlap.verbs.plan_compare import check_planners, compare_planners  # noqa: PLC0415
+    from lagom_overlap.verbs.compare import check_planners, compare_planners  # noqa: PLC0415
     from lagom_overlap.verbs.plan_problem import PlanFlags, read_input  # noqa: PLC0415
 
     check_planners(planners)
@@ -305,8 +304,7 @@ def simulate(job: JobSource, *, out: FilePath | None = None) -> SimulateResult |
         LagomError: for what a user can mend.
     """
     from lagom_overlap.jobfile.job import Job  # noqa: PLC0415
-    from lagom_overlap.verbs.simulate import SimulateRequest, run_simulate  # noqa: PLC0415
-    from lagom_overlap.verbs.simulate_capture import simulate_capture  # noqa: PLC0415
+    from lagom_overlap.verbs.simulate import SimulateRequest, run_simulate, simulate_capture  # noqa: PLC0415
 
     spec = _job(job)
     if spec.model is not None and spec.model.capture is not None:

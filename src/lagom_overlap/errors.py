@@ -26,6 +26,11 @@ _MAX_LONGER: Final = 2
 """How many names that begin with what was typed are suggested; beyond that the list of allowed names says it better."""
 
 
+_MOST_LISTED: Final = 24
+"""Names in a message: more fill a screen."""
+_LISTED_BY: Final = {"model": "lagom list models", "page": "lagom docs"}
+
+
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:
     """A hint: the allowed names that begin with `name` if they are few, else the closest one; "" if there is none."""
     from difflib import get_close_matches  # noqa: PLC0415 - for a mistake, not for each start
@@ -34,6 +39,18 @@ def did_you_mean(name: str, allowed: Iterable[str]) -> str:
     longer = [other for other in names if other.startswith(name)] if name else []
     near = longer if 0 < len(longer) <= _MAX_LONGER else get_close_matches(name, names, n=1)
     return f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""
+
+
+def allowed_names(name: str, allowed: Iterable[str], listed_by: str = "") -> str:
+    """What a message says behind a name that there is not: the nearest one, and the names that are allowed.
+
+    Many are not listed where the nearest one helps, or where the command `listed_by` lists them.
+    """
+    names = list(allowed)
+    near = did_you_mean(name, names)
+    if len(names) <= _MOST_LISTED or not (near or listed_by):
+        return f"{near}; allowed: {', '.join(names)}"
+    return f"{near}; all {len(names)} of them: {listed_by}" if listed_by else near
 
 
 class LagomError(Exception):
@@ -50,8 +67,7 @@ class UnknownNameError(LagomError):
     @classmethod
     def among(cls, what: str, name: str, allowed: Iterable[str]) -> "UnknownNameError":
         """The error for `name`, listing what is allowed and the nearest word."""
-        names = sorted(allowed)
-        return cls(f"unknown {what} {name!r}{did_you_mean(name, names)}; allowed: {', '.join(names)}")
+        return cls(f"unknown {what} {name!r}{allowed_names(name, sorted(allowed), _LISTED_BY.get(what, ''))}")
 
 
 class SpaceError(LagomError):
@@ -107,4 +123,5 @@ def in_words(complaint: str) -> str:
     if match is None:
         return complaint.replace("`", "")
     kinds = [_KINDS.get(kind, kind) for kind in match[1].split(" | ") if kind != "null"]
-    return f"must be {' or '.join(kinds)}{match[2].replace('`', '')}"
+    rest = " without control characters" if "\\x00-" in match[2] else match[2].replace("`", "")  # toml_tables.Name
+    return f"must be {' or '.join(kinds)}{rest}"

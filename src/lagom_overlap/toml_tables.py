@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, TypeVar, get_args, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from lagom_overlap.errors import JobError, did_you_mean, in_words
+from lagom_overlap.errors import JobError, allowed_names, in_words
 from lagom_overlap.units import format_bytes, parse_bytes
 
 _PLACE: Final = re.compile(r"(.*) - at `\$\.(.*)`$", re.DOTALL)
@@ -23,7 +23,7 @@ _STEP: Final = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
 MAX_SIZE_BYTES: Final = 1 << 48
 """256 TiB: the largest size of the plug-in's table, and larger than any message."""
-Name = Annotated[str, Meta(min_length=1, max_length=120)]
+Name = Annotated[str, Meta(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
 Count = Annotated[int, Meta(ge=1, le=MAX_SIZE_BYTES)]
 Size = str | Count
 """Bytes as a number, or text with a unit: "32 MiB"."""
@@ -113,7 +113,7 @@ def from_table(table: Any, shape: type[Shape], source: str, where: str = "") -> 
 def _unknown_keys(table: dict[str, Any], shape: type, where: str) -> Iterator[str]:
     allowed = [field.name for field in fields(shape) if field.metadata != NOT_A_KEY]
     for name in sorted(set(table) - set(allowed)):
-        yield f"unknown key {where + name!r}{did_you_mean(name, allowed)}; allowed: {', '.join(allowed)}"
+        yield f"unknown key {where + name!r}{allowed_names(name, allowed)}"
     for name, hint in get_type_hints(shape).items():
         inner = next((entry for entry in types_in(hint) if is_dataclass(entry)), None)
         value = table.get(name)

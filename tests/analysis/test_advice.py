@@ -1,9 +1,10 @@
 import pytest
 from gpu_traces import gpu_trace
 
-from lagom_overlap.analysis.advice import advice_of, looked_for, nccl_version
+from lagom_overlap.analysis.advice import Advice, advice_of, looked_for, nccl_version, without_losses
 from lagom_overlap.analysis.findings import analyse
 from lagom_overlap.collective import CollectiveKind
+from lagom_overlap.sim.what_if import AskedChange, Spent, what_if
 from lagom_overlap.trace.gpu_trace import EventRole, KnobReach
 
 COMM, COMP = EventRole.COMM, EventRole.COMPUTE
@@ -116,11 +117,11 @@ def test_buckets_of_ddp_that_nothing_hides_ask_for_the_engine_before():
 def test_a_reduce_scatter_queued_behind_an_all_gather_asks_for_its_own_communicator():
     rows = [(COMM, 0, 500_000), (COMM, 501_000, 900_000), (COMP, 900_000, 1_000_000)]
     queued = gpu_trace(rows, calls=[AG, RS], launches=[0, 100_000, 890_000], frameworks=frozenset({"FSDP"}))
-    found = advice(queued)["separate_reduce_scatter"]
+    found = advice(queued)["shared_communicator"]
     assert found.predicted_gain_s == pytest.approx(399e-6)
     assert "set_separate_reduce_scatter_group" in found.apply
     late = gpu_trace(rows, calls=[AG, RS], launches=[0, 500_500, 890_000], frameworks=frozenset({"FSDP"}))
-    assert "separate_reduce_scatter" not in advice(late)
+    assert "shared_communicator" not in advice(late)
 
 
 def test_all_gathers_queued_behind_reduce_scatters_of_their_communicator_name_it():
@@ -131,11 +132,23 @@ def test_all_gathers_queued_behind_reduce_scatters_of_their_communicator_name_it
         rows += [(COMM, at, at + 500_000), (COMM, at + 505_000, at + 805_000), (COMP, at + 805_000, at + 1_900_000)]
         calls += [RS, AG]
         launches += [at - 5_000, at + 105_000, at + 10_000]
-    found = advice(gpu_trace(rows, calls=calls, launches=launches))["separate_reduce_scatter"]
+    found = advice(gpu_trace(rows, calls=calls, launches=launches))["shared_communicator"]
     assert found.predicted_gain_s == pytest.approx(4 * 300e-6)
-    assert "4 calls of all_gather on fsdp started at once when a reduce_scatter" in found.evidence
+    assert "4 calls of all_gather on fsdp started at once when the reduce_scatter before them ended" in found.evidence
     assert "new_group" in found.apply
     assert "fsdp" in found.what
+
+
+def test_collectives_of_any_two_kinds_that_share_a_communicator_are_named():
+    """An all-gather of parameters behind the gradients' all-reduce; launched before that ended, exposed for 300 us."""
+    rows = [(COMM, 0, 500_000), (COMM, 505_000, 805_000), (COMP, 805_000, 1_900_000)]
+    calls = [{"kind": CollectiveKind.ALL_REDUCE, "communicator": "fsdp"}, AG]
+    found = advice(gpu_trace(rows, calls=calls, launches=[0, 100_000, 120_000], frameworks=frozenset({"FSDP"})))
+    assert found["shared_communicator"].predicted_gain_s == pytest.approx(300e-6)
+    assert found["shared_communicator"].what.startswith("Give all-reduce a communicator of its own")
+    assert "new_group" in found["shared_communicator"].apply
+    alike = gpu_trace(rows, calls=[AG, AG], launches=[0, 100_000, 120_000])
+    assert "shared_communicator" not in advice(alike)
 
 
 def test_without_advice_it_says_what_was_looked_for():
@@ -147,6 +160,16 @@ def test_without_advice_it_says_what_was_looked_for():
     exposed = looked_for(analyse([gpu_trace([(COMP, 0, 1_000_000), (COMM, 1_000_000, 2_000_000)])]))
     assert "50.0 % of the step" in exposed
     assert "all_reduce of 1 MiB on dp" in exposed
+
+
+def test_advice_that_the_model_predicts_to_lose_is_named_where_nothing_is_left():
+    asked = AskedChange.channels(4)
+    one = Advice(rule="fewer_channels", what="", apply="", evidence="", predicted_gain_s=1e-3, change=asked.change)
+    step, longer = (Spent(step_s=step_s, overlapped_s=0.0, exposed_s=0.0) for step_s in (1.0, 1.1))
+    assert without_losses([one], [what_if(asked, longer, step)]) == (one,)
+    assert without_losses([one], [what_if(asked, step, longer)]) == ()
+    findings = analyse([gpu_trace([(COMP, 0, 1_000_000), (COMM, 100_000, 900_000)])])
+    assert "nothing that is predicted to pay (not at most 4 channels)" in looked_for(findings, [one])
 
 
 def test_all_gathers_that_start_as_soon_as_they_are_launched_are_launched_too_late():

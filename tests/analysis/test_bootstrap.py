@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from lagom_overlap.analysis.bootstrap import NUM_RESAMPLES, heaviest, resampled_medians, resampled_sums
-from lagom_overlap.analysis.uniform import Uniform
+from lagom_overlap.analysis.bootstrap import NUM_RESAMPLES, Uniform, heaviest, resampled_medians, resampled_sums
 
 MANY = 40
 

@@ -21,7 +21,7 @@ def test_the_example_says_what_was_put_into_it(found):
     classes = {(row["kernel_class"], row["kind"]): row for row in found["contention"]["classes"]}
     gemm = classes["gemm", "reduce_scatter"]
     assert gemm["low"] - 0.01 <= 1.12 <= gemm["high"] + 0.01
-    assert found["advice"][0]["rule"] == "separate_reduce_scatter"
+    assert found["advice"][0]["rule"] == "shared_communicator"
     assert [part["name"] for part in found["parts"] if part["by"] == "phase"] == ["forward", "backward", "optimizer"]
     assert found["ranks"][0]["steps"] == 5
     assert "made-up" in found["warnings"][0]
@@ -41,3 +41,9 @@ def test_the_next_line_of_the_example_predicts():
 def test_traces_or_the_example_one_of_them(arguments, capsys):
     assert main(arguments) == 2
     assert capsys.readouterr().err.startswith(f"lagom {arguments[0]}: give ")
+
+
+def test_what_the_model_predicts_to_lose_is_no_advice(found):
+    shares = {row["change"]: row["share"] for row in found["what_ifs"]}
+    assert shares["at most 8 channels"] < 0, "half of the 16 that the reduce-scatters have"
+    assert [advice["rule"] for advice in found["advice"]] == ["shared_communicator"]

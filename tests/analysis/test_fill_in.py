@@ -2,11 +2,10 @@ import numpy as np
 import pytest
 from gpu_traces import gpu_trace
 
-from lagom_overlap.analysis.concurrency_model import alone_ns, slowdown_during
+from lagom_overlap.analysis.concurrency_model import alone_ns, modelled_kernel, slowdown_during
 from lagom_overlap.analysis.fill_in import fill_in
 from lagom_overlap.analysis.findings import analyse
 from lagom_overlap.analysis.groups import KernelKey
-from lagom_overlap.analysis.modelled_kernel import modelled_kernel
 from lagom_overlap.analysis.trace_gpu import cluster_of_trace
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.hardware import load_preset

@@ -8,7 +8,7 @@ from lagom_overlap.capturing.fake_world import fake_world
 from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.engines.fx.program import load_program
 from lagom_overlap.errors import JobError
-from lagom_overlap.workload.digest import graph_digest
+from lagom_overlap.workload.iteration import graph_digest
 from lagom_overlap.workload.rewrite.steps import ChainLink, Fuse, Reorder, Split
 
 __all__ = ["forked_ranks"]

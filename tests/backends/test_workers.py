@@ -18,8 +18,7 @@ from lagom_overlap.backends import BackendRequest
 from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, Protocol, SpaceLimits
 from lagom_overlap.errors import BackendError, RankError, SpaceError
 from lagom_overlap.papers.lab.backend import WorkersBackend, open_backend, space_within
-from lagom_overlap.papers.lab.engine import WorkersLibrary
-from lagom_overlap.papers.lab.mesh import WorkersMesh
+from lagom_overlap.papers.lab.engine import WorkersLibrary, WorkersMesh
 from lagom_overlap.papers.lab.space import DEFAULT, PROTOCOLS, effective, workers_space
 from lagom_overlap.tuners.problem import Failure, Measurement
 from lagom_overlap.units import KIB, MIB

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from lagom_overlap.collective import StreamPriority
-from lagom_overlap.cost.launch_order import share_before_collective
 from lagom_overlap.cost.persistent import as_persistent
+from lagom_overlap.sim.group import share_before_collective
 from lagom_overlap.workload import Kernel
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "gpu"

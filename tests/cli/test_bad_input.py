@@ -54,6 +54,8 @@ def expect_refusal(tmp_path: Path, capsys, text: str, words: list[str], *flags: 
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
+        ('name = "toy"', 'name = "a\\nb"', ["job.name is 'a\\nb', must be text without control characters"]),
+        ("pairs = 3", "pairs = 3\n[plan]\nmemory_limit = '-4 GiB'", ["plan.memory_limit: '-4 GiB' is not a size"]),
         ('name = "toy"', 'name = "toy"\nrank = 2', ["job.rank", "did you mean 'ranks'", "allowed", "ranks"]),
         ("a40_nvlink", "a40_nvlnk", ["'a40_nvlnk'", "did you mean 'a40_nvlink'", "h200"]),
         ('"8 MiB"', "-1", ["group[0].comm[0].bytes is -1", ">= 1"]),
@@ -212,11 +214,21 @@ def test_what_may_not_be_read_is_no_bug_of_ours(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "flags", [["tune"], ["tune", "x.toml", "--sed", "1"], ["tune", "x.toml", "--seed", "-1"], ["tone"]]
+    "flags",
+    [
+        ["tune"],
+        ["tune", "x.toml", "--sed", "1"],
+        ["tune", "x.toml", "--seed", "-1"],
+        ["tone"],
+        ["tune", "x.toml", "--tuner", ""],
+        ["init", "p.pkl", "--cluster", "h100_dgx", "--gpus", "8"],
+        ["simulate", "--model", "phi-2", "--cluster", "h100_dgx", "--gpus", "8", "--framework", ","],
+    ],
 )
 def test_a_wrong_flag_is_one_line_and_exit_code_2(flags, tmp_path, capsys, monkeypatch):
     """Of a process's own exit code: test_terminals.py."""
     monkeypatch.chdir(tmp_path)
+    Path("p.pkl").write_bytes(b"\x80\x04.")
     try:
         code: object = main(flags)
     except SystemExit as ended:

@@ -56,8 +56,6 @@ WORDS = [
     ["tune", "GROUPS", "--from-trace", "FILE.json.gz"],
     ["tune", "GROUPS", "--backend", "recorded", "--bundle", "FILE"],
     ["tune", "WARM FILE"],
-    ["tune", "WARM FILE.toml"],
-    ["tune", "WARM FILE.json"],
     ["tune", "WARM measurements.jsonl"],
     ["compare", "FILE.toml"],
     ["compare", "GROUPS", "--bundle", "FILE"],
@@ -95,7 +93,7 @@ def test_a_file_that_is_none_is_told_in_a_line(
             placed(tmp_path / file, kind)
         match what.split():
             case ["WARM"]:
-                text = GROUPS + f'[tune]\nwarm_start = "{file}"\n'
+                text = GROUPS + f'[tune]\nwarm_start = "{file.replace("measurements.jsonl", ".")}"\n'
             case ["MODEL", "name"]:
                 text = MODEL.replace("llama-2-7b", file)
             case ["MODEL", "preset"]:

@@ -49,9 +49,12 @@ RUNS = {
     "simulate 'a b.toml' --out simulated": "lagom plan 'a b.toml'",
     "simulate 'a b.toml' --set parallel.micro_batch=1,2 --out 'the ranked'": "lagom simulate 'the ranked/best.toml'",
     "simulate captured.toml": "lagom plan captured.toml",
-    "plan 'a b.toml' --planner program_order": "lagom plan 'a b.toml' --planner program_order --out planned",
+    "plan 'a b.toml' --planner program_order": "lagom simulate 'a b.toml'",
+    "plan step.json --cluster a40_nvlink --planner program_order": (
+        "lagom plan step.json --planner program_order --cluster a40_nvlink --out planned"
+    ),
     "plan 'a b.toml' --planner program_order --out planned": "lagom open planned",
-    "plan 'a b.toml' --apply planned/plan.toml": "lagom plan 'a b.toml' --apply planned/plan.toml --out planned-2",
+    "plan 'a b.toml' --apply planned/plan.toml": "lagom simulate 'a b.toml'",
     "compare shapes.toml --tuners fixed_min": "lagom run --online -- COMMAND",
     "compare shapes.toml --tuners default --set tune.pairs=4": "lagom run --online -- COMMAND",
     "compare step.json --cluster a40_nvlink --planners program_order": (

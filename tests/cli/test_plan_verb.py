@@ -18,7 +18,7 @@ from lagom_overlap.jobfile.spec import read_job
 from lagom_overlap.planners.baselines import ProgramOrder
 from lagom_overlap.planners.deadline import Deadline
 from lagom_overlap.planners.finish import Issue, finished
-from lagom_overlap.verbs import plan_compare, plan_problem
+from lagom_overlap.verbs import compare, plan_problem
 from lagom_overlap.workload import CommOp, CompOp, Iteration, MemoryBound
 from lagom_overlap.workload.gathers import parameter_gathers
 from lagom_overlap.workload.issued import IssuedStep
@@ -349,7 +349,7 @@ def test_what_a_carrier_cannot_carry_is_refused(tmp_path, capsys, flags, words):
 def test_a_plan_that_nobody_runs_says_so(tmp_path, capsys):
     found = json.loads(lagom(tmp_path, capsys, FSDP2_JOB, "--planner", "program_order", "--json")[1])
     assert found["carrier"] is None
-    assert "Carried by nothing" in found["notes"][-1]
+    assert "No framework issues this order" in found["notes"][-1]
     assert "--for fsdp2" in found["notes"][-1]
 
 
@@ -536,8 +536,8 @@ def interrupt_at(monkeypatch, number):
             raise KeyboardInterrupt
         return real(*arguments, **more)
 
-    real = plan_compare.planned
-    monkeypatch.setattr(plan_compare, "planned", lambda *arguments, **more: stopped(real, *arguments, **more))
+    real = compare.planned
+    monkeypatch.setattr(compare, "planned", lambda *arguments, **more: stopped(real, *arguments, **more))
 
 
 def test_an_interrupted_comparison_of_planners_keeps_those_that_were_done(tmp_path, capsys, monkeypatch):

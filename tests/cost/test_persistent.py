@@ -14,9 +14,9 @@ from lagom_overlap.cost.persistent import (
     nvjet_grid,
     nvjet_grid_of_time,
     persistent_waves,
+    resident_clusters,
     rounds,
 )
-from lagom_overlap.cost.placement import resident_clusters
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.workload import Gemm, Kernel

@@ -3,7 +3,7 @@
 import pytest
 
 from lagom_overlap.cost.contention import eq5_dispatch, eq6_kernel_time
-from lagom_overlap.cost.printed_equations import Overlapping, printed_kernel_s, printed_wave_s, printed_waves
+from lagom_overlap.papers.reproduce.equations import Overlapping, printed_kernel_s, printed_wave_s, printed_waves
 from lagom_overlap.workload import Kernel
 
 KERNEL = Kernel(num_blocks=340, blocks_per_sm=1, wave_s=1e-4, block_bytes=6e5)

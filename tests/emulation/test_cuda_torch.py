@@ -194,7 +194,7 @@ def test_the_engines_of_pytorch_2_15_are_told_apart_with_their_devices_siblings_
 def test_ddp_overlaps_under_our_hook_and_as_released_only_with_the_engine_before_2_15s(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uses_its_own_engine: bool
 ) -> None:
-    """What `workload/step/data/releases.toml` has of PyTorch 2.15 is what this PyTorch does."""
+    """What `frameworks/*.toml` has of PyTorch 2.15 is what this PyTorch does."""
     if release() < (2, 15):
         pytest.skip("PyTorch 2.15 brought its own engine")
     monkeypatch.setenv("TORCH_DIST_USE_NCCL2", str(int(uses_its_own_engine)))

@@ -5,7 +5,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from lagom_overlap.engines.presence import SignOfLife
+from lagom_overlap.engines.gloo_worker import SignOfLife
 
 
 class DictStore:

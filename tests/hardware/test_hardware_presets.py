@@ -155,6 +155,8 @@ def test_amd_s_compute_units_lie_on_eight_dies(name: str, per_die: int) -> None:
 def test_dies_must_divide_the_sms() -> None:
     with pytest.raises(JobError, match="num_xcds is 7, must divide num_sms, which is 304"):
         replace(load_preset("mi300x").gpu, num_xcds=7)
+    with pytest.raises(JobError, match=r"channel_xcds is 9, must lie in 0\.\.8, its num_xcds"):
+        replace(load_preset("mi300x").gpu, channel_xcds=9)
 
 
 def test_gpus_grow_in_sms_from_generation_to_generation() -> None:

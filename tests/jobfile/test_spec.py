@@ -61,7 +61,7 @@ def test_a_minimal_job_is_accepted():
         (("group", 0, "block", "ffn"), None, ["missing key 'group[0].block.ffn'"]),
         (("group",), None, ["[model]", "[[group]]"]),
         (("parallel",), {"fsdp": 2}, ["[parallel]", "[model]"]),
-        (("parallel",), {"tensr": 2}, ["unknown key 'parallel.tensr'", "tensor", "allowed: async_tensor, attention_"]),
+        (("parallel",), {"tensr": 2}, ["unknown key 'parallel.tensr' (did you mean 'tensor'?)"]),
         (("parallel",), {"graph_modules": ["attn", "x"]}, ["graph_modules[1] is 'x'", "allowed: attn, mamba, mlp,"]),
         (("tune",), {"space": {"num_channels": [0]}}, ["num_channels[0] is 0", ">= 1"]),
         (("tune",), {"space": {"algorithm": ["rign"]}}, ["algorithm[0]", "'rign'", "ring"]),

@@ -12,8 +12,8 @@ from lagom_overlap.jobfile.spec import parse_job
 from lagom_overlap.jobfile.step import JobStep
 from lagom_overlap.workload.parallel import AttentionKernel, Dispatcher, ParallelTable
 from lagom_overlap.workload.step import framework_names, load_rules
+from lagom_overlap.workload.step.framework_file import dispatchers, switches
 from lagom_overlap.workload.step.rules import Sharding
-from lagom_overlap.workload.step.switches import dispatchers, switches
 
 RULES = {name: load_rules(name) for name in framework_names()}
 DISPATCHERS = dispatchers()

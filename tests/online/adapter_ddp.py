@@ -65,6 +65,18 @@ def uneven(model: nn.Module, steps: Steps, *, by_first: bool = True) -> list[Any
     return [loss.item() for loss in losses]
 
 
+def other_groups(model: nn.Module, steps: Steps) -> list[Any]:
+    """The job gives DDP a group of two ranks (a third one is alone in its own), and later one of all ranks."""
+    some, alone, every = dist.new_group([0, 1]), dist.new_group([dist.get_world_size() - 1]), dist.new_group()
+    groups = {1: some if dist.get_rank() < 2 else alone, 6: every}
+
+    def change(model: nn.Module, step: int) -> None:
+        if step in groups:
+            model._update_process_group(groups[step])  # type: ignore[operator]
+
+    return train(model, steps, between=change)
+
+
 def hook_since(model: nn.Module, steps: Steps) -> list[Any]:
     """The user registers a communication hook after the adapter came."""
 
@@ -126,6 +138,7 @@ DDP: dict[str, Callable[[], dict[str, Any]]] = {
         f"DDP's own hook {kind.name}, since": partial(ddp, replicated, partial(builtin_since, kind=kind))
         for kind in (dist.BuiltinCommHookType.ALLREDUCE, dist.BuiltinCommHookType.FP16_COMPRESS)
     },
+    "other groups": lambda: ddp(replicated, other_groups),
     "saved whole": lambda: ddp(replicated, saved),
     "sparse gradients": lambda: ddp(partial(replicated, Embedded)),
     "bf16": lambda: ddp(lambda: replicated(lambda: Layers().bfloat16()), half_steps),

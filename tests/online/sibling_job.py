@@ -50,8 +50,8 @@ def model_of(kind):
     return fully_shard(model)
 
 
-def train(kind, num_steps, route=None, tables=()):
-    """The losses; from step i on by the i-th table."""
+def train(kind, num_steps, route=None, tables=(), *, group=None):
+    """The losses; from step i on by the i-th table. DDP is given another group in step 4, if there is one."""
     model = model_of(kind)
     taken = attach(model, route) if route else 0
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -63,6 +63,8 @@ def train(kind, num_steps, route=None, tables=()):
                 route.prepare(tables.pop(0)(shapes[-1]), step)
                 route.commit(step)
             route.begin_step(is_measured=True)
+        if group is not None and step == 4:
+            model._update_process_group(group)
         loss = model(torch.ones(4, WIDTH) * (1 + step + RANK)).square().mean()
         loss.backward()
         optimizer.step()
@@ -101,6 +103,10 @@ for kind in ("fsdp", "ddp"):
         "opened": opened.copy(),
         "siblings": list(used.values()),
     }
+alone = [dist.new_group([rank]) for rank in range(WORLD)][RANK]
+route = SiblingRoute("gloo", Unmeasured(), open_sibling)
+found["another group"] = train("ddp", 6, group=alone)[0] == train("ddp", 6, route, [few, mixed], group=alone)[0]
+route.close()
 route = SiblingRoute("gloo", Unmeasured(), open_sibling)
 original = dist.all_to_all_single
 attach_all_to_all(route)

@@ -1,5 +1,7 @@
 """Which GPU is the job's, where CUDA's current device is another: under srun, with `device_id=`."""
 
+from datetime import timedelta
+from math import inf
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 from torch import distributed as dist
 
 from lagom_overlap.online import device as online_device
-from lagom_overlap.online.device import DeviceEvent, engine_in_use, job_device, note_model
+from lagom_overlap.online.device import DeviceEvent, engine_in_use, job_device, longest_wait_s, note_model
 
 
 @pytest.fixture
@@ -54,6 +56,26 @@ def test_a_job_without_a_group_or_a_gpu_has_the_current_one_or_none(gpus, monkey
     assert job_device() == torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert job_device() is None
+
+
+def test_a_wait_of_ours_is_a_small_part_of_what_the_most_impatient_group_gives_a_call(monkeypatch):
+    def group(size, **seconds):
+        def backend(device):
+            if seconds[device.type] is None:
+                raise RuntimeError("no options")
+            options = SimpleNamespace(_timeout=timedelta(seconds=seconds[device.type]))
+            return SimpleNamespace(options=options)
+
+        devices = [torch.device(name) for name in seconds]
+        return SimpleNamespace(size=lambda: size, _device_types=devices, _get_backend=backend)
+
+    groups = []
+    monkeypatch.setattr(online_device.c10d, "_world", SimpleNamespace(pg_map=groups))
+    assert longest_wait_s() == inf
+    groups.extend([group(8, cpu=1800, cuda=600), group(1, cpu=2), group(2, cuda=None), object()])
+    assert longest_wait_s() == 75
+    groups.append(group(2, cpu=40))
+    assert longest_wait_s() == 5
 
 
 class Model:

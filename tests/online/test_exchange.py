@@ -4,6 +4,7 @@ import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 from job_of_threads import FakeStore
@@ -15,6 +16,50 @@ from lagom_overlap.online.ranks.messages import Report, SwitchState, WindowPlan
 def exchanges(num_ranks: int, timeout_s: float = 5.0) -> list[Exchange]:
     store = FakeStore()
     return [Exchange(store, rank=rank, num_ranks=num_ranks, timeout_s=timeout_s) for rank in range(num_ranks)]
+
+
+class Sleepy(FakeStore):
+    """As a TCPStore without libuv: a compare-and-set wakes nobody who waits for the key, and `num_overdue` counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_overdue = 0
+        self.is_set = threading.Condition()
+        self.awake: set[str] = set()
+
+    def set(self, key: str, value: str) -> None:
+        super().set(key, value)
+        with self.is_set:
+            self.awake.add(key)
+            self.is_set.notify_all()
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        with self.is_set:
+            is_there = self.check(keys) or self.is_set.wait_for(lambda: self.awake.issuperset(keys), 2.0)
+            self.num_overdue += not is_there
+
+
+def test_a_store_that_wakes_nobody_after_a_compare_and_set_keeps_no_rank_waiting() -> None:
+    store = Sleepy()
+    waiting, writing = (Exchange(store, rank=rank, num_ranks=2, timeout_s=30.0) for rank in (1, 0))
+    with ThreadPoolExecutor(2) as pool:
+        plan = pool.submit(waiting.plan, 0)
+        time.sleep(0.05)
+        writing.propose(WindowPlan(window=0, state=SwitchState.RECORD, reason="first"))
+        assert plan.result().reason == "first"
+        answer = pool.submit(waiting.agree, 1)
+        time.sleep(0.05)
+        assert (writing.agree(1), answer.result()) == ("", "")
+    assert store.num_overdue == 0
+
+
+def test_what_the_job_allows_bounds_each_wait() -> None:
+    exchange = Exchange(FakeStore(), rank=1, num_ranks=2, timeout_s=60.0, longest_s=lambda: 0.05)
+    plan = exchange.plan(0)
+    assert (plan.state, plan.reason) == (
+        SwitchState.OFF,
+        "rank 1 waited for rank 0's decision on window 0: nothing came within 0.05 s",
+    )
 
 
 def report(rank: int) -> Report:

@@ -17,7 +17,7 @@ from lagom_overlap.export.run_variables import TABLE_CHECKSUM_VARIABLE
 from lagom_overlap.nccl_plugin.fake_host import FakeNccl, load_fake_library
 from lagom_overlap.nccl_plugin.library import TunerPlugin
 from lagom_overlap.nccl_plugin.table_writer import ProcessCommunicator, encode_table, write_table
-from lagom_overlap.online import launch_fixed, launch_hooks, launch_observe, launch_session
+from lagom_overlap.online import launch_fixed, launch_hooks, launch_observe, launch_session, one_setting
 from lagom_overlap.online.replaced_ranks import ReplacedRanks
 from lagom_overlap.units import MIB
 
@@ -145,9 +145,11 @@ def test_a_job_of_one_rank_and_each_rank_of_more_takes_the_table_from_memory_or_
 ):
     """Whose file it is does not matter; a file that is gone is no table, whatever NCCL's own loader took before."""
     monkeypatch.setattr(launch_fixed, "carved_out", lambda environment, rank: None)
-    monkeypatch.setattr(launch_fixed, "dist", SimpleNamespace(get_rank=lambda: 0, get_world_size=lambda: 1))
+    of_one = SimpleNamespace(get_rank=lambda: 0, get_world_size=lambda: 1)
+    for module in (launch_fixed, one_setting):
+        monkeypatch.setattr(module, "dist", of_one)
     store = FakeStore()
-    monkeypatch.setattr(launch_fixed, "store_of", lambda name, timeout_s: store)
+    monkeypatch.setattr(one_setting, "store_of", lambda name, timeout_s: store)
     path = Path(os.environ["LAGOM_TABLE"])
     environment = {"NCCL_TUNER_PLUGIN": os.environ["NCCL_TUNER_PLUGIN"], "RANK": "0", "LAGOM_TABLE": str(path)}
     environment[TABLE_CHECKSUM_VARIABLE] = checksum_of(path.read_bytes())
@@ -175,9 +177,9 @@ def test_a_rank_that_fails_before_it_meets_the_others_decides_by_no_table(nccl, 
     """They miss its "yes" and run NCCL's own choice, and so must it, whatever NCCL's own loader took."""
     monkeypatch.setattr(launch_session, "nccl_in_use", lambda: (2, 30, 3))
     of_two = SimpleNamespace(get_rank=lambda: 0, get_world_size=lambda: 2, get_backend=lambda: "nccl")
-    for module in (launch_session, launch_fixed):
+    for module in (launch_session, launch_fixed, one_setting):
         monkeypatch.setattr(module, "dist", of_two)
-    monkeypatch.setattr(launch_fixed, "store_of", lambda name, timeout_s: StoreGone())
+    monkeypatch.setattr(one_setting, "store_of", lambda name, timeout_s: StoreGone())
     if what == "files":
         monkeypatch.setattr(launch_session, "JsonLines", gone)
     path = Path(os.environ["LAGOM_TABLE"])

@@ -125,7 +125,7 @@ def test_a_rank_that_finds_the_store_again_is_never_in_doubt(rank: int) -> None:
     for num_calls in CALLS:
         job = searching(rank, num_calls, is_heard=False)
         exchange = job.members[rank]._exchange
-        exchange.timeout_s = 1.0
+        exchange._timeout_s = 1.0
         exchange._reopen = lambda job=job: job.store
         assert not doubts(job, rank, 70)
 

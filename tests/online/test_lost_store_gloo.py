@@ -33,6 +33,14 @@ def test_a_rank_that_loses_the_store_while_tuning_is_untouched_as_the_others_are
     assert "the job's store does not answer" in ranks[rank]["reason"]
 
 
+def test_a_rank_that_loses_the_store_ends_no_job_whose_own_calls_may_take_less_time_than_ours(tmp_path: Path) -> None:
+    running = GlooJob(tmp_path, kind="calls", steps=34, loses_store=(1, 18), timeout_s=20.0)
+    running.tuner = {"adapters": ["calls"], "timeout_s": 60.0}
+    ranks = running.start().results()
+    assert all(one["losses"] == one["stock"] and one["states"][-1] == "off" for one in ranks)
+    assert "rank 1 takes no further part" in ranks[0]["reason"]
+
+
 def test_settled_settings_stay_where_one_rank_loses_the_store_and_another_one_wants_to_stop(tmp_path: Path) -> None:
     running = GlooJob(tmp_path, steps=90, loses_store=(0, 11), disable_at=11)
     running.tuner = {"config": str(settings_file(tmp_path / "lagom.json")), "timeout_s": 2.0}

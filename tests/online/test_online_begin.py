@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 
 import msgspec
 import pytest
@@ -14,9 +14,11 @@ from job_of_threads import FakeStore, Job, SimulatedRoute
 from test_online_files import CALL, SAVED, SETTING
 from torch import distributed as dist
 
+from lagom_overlap import __version__
 from lagom_overlap.collective import CollectiveKind, CommConfig
 from lagom_overlap.collective.sites import CallType, Site, SiteSetting
 from lagom_overlap.errors import BundleError
+from lagom_overlap.export.run_variables import MODE_VARIABLE
 from lagom_overlap.export.saved import read_saved, write_saved
 from lagom_overlap.online import device
 from lagom_overlap.online import tuner as online
@@ -25,6 +27,7 @@ from lagom_overlap.online.graph_captures import GraphCaptures
 from lagom_overlap.online.job_profiler import OWN_PROFILER, OwnProfiler
 from lagom_overlap.online.ranks.exchange import Exchange
 from lagom_overlap.online.ranks.messages import SwitchState, WindowPlan
+from lagom_overlap.online.ranks.presence import say_here
 from lagom_overlap.online.replaced_ranks import ReplacedRanks
 from lagom_overlap.online.routes.base import StepRecord
 from lagom_overlap.online.tuner import OnlineTuner
@@ -91,6 +94,31 @@ def test_a_tuner_that_cannot_begin_takes_its_hands_off_and_keeps_nobody_waiting(
         OnlineTuner(online.nn.Linear(1, 1), route=route)
     assert route.is_closed
     assert world.plan_of_the_other(0) == (SwitchState.OFF, f"rank {rank}: it could not begin")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_without_threads_says_that_it_is_off_by_the_jobs_own_connection(
+    monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    """Else the others would wait for it, longer than their own calls may take."""
+    world, base = World(monkeypatch, rank), dist.HashStore()
+    monkeypatch.setattr(online, "_get_default_store", lambda: base)
+    monkeypatch.setenv(MODE_VARIABLE, "online")
+    here = dist.PrefixStore("lagom/here", base)
+    say_here(here, rank, "online", __version__)
+
+    def fail(_: Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as without_threads:
+        without_threads.setattr(Thread, "start", fail)
+        tuner = OnlineTuner(online.nn.Linear(1, 1), route=SimulatedRoute(rank, 2))
+    why = "found that the job's store does not answer: can't start new thread"
+    assert (tuner.state, tuner.reason) == (SwitchState.OFF, f"rank {rank}: it {why}")
+    assert here.get(f"here/{rank}").decode() == f"{__version__} off ({why})"
+    name = next(name for name in range(100_000) if base.check([f"lagom/{name}/plan/0"]))
+    world.store = dist.PrefixStore(f"lagom/{name}", base)
+    assert [world.plan_of_the_other(window) for window in (0, 1)] == [(SwitchState.OFF, f"rank {rank}: it {why}")] * 2
 
 
 def test_two_tuners_of_one_process_share_no_key_of_the_store(monkeypatch: pytest.MonkeyPatch) -> None:

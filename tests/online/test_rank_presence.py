@@ -190,6 +190,15 @@ def test_whoever_left_is_missed_at_the_boundaries_that_it_had_not_reached_alone(
     assert world[0].trouble() == ""  # it waits nowhere, and nobody is gone
 
 
+def test_a_rank_that_lost_the_store_where_it_stands_is_awaited_there_no_longer(worlds: Callable[..., World]) -> None:
+    world = worlds(2)
+    for rank in (0, 1):
+        world[rank].waits(5)
+    world[1].leave(is_cut_off=True)
+    until(world[0].trouble)
+    assert world[0].trouble() == "rank 1 takes no further part"
+
+
 def test_a_rank_that_leaves_passes_on_what_others_say_until_it_closes(worlds: Callable[..., World]) -> None:
     world = worlds(35)
     middle = next(rank for rank in range(1, 35) if post_of(rank, 35).children)
@@ -372,7 +381,9 @@ def test_those_that_do_not_take_part_are_named_with_the_reason(odd: dict[str, st
 
 def test_a_rank_whose_session_fails_takes_its_word_back() -> None:
     store = here(3)
-    say_off(store, 1, "online", "1.0", "no space left on device")
+    for why in ("no space left on device", "it was closed"):  # the first reason stays
+        say_off(store, 1, "online", "1.0", why)
+    assert store.add("num_here/1.0/online", 0) == 2
     assert absent(store, 3, "online", "1.0") == "rank 1 is off (no space left on device)"
 
 

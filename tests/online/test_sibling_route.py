@@ -40,6 +40,10 @@ def test_losses_on_siblings_are_those_of_the_jobs_own_groups_bit_for_bit(found, 
     assert found[kind]["taken"] == (2 if kind == "fsdp" else 1)  # the root holds no parameters of its own
 
 
+def test_ddp_that_was_given_another_group_sums_there_and_on_no_sibling_of_the_old_one(found):
+    assert found["another group"]
+
+
 @pytest.mark.parametrize("kind", ["fsdp", "ddp"])
 def test_every_step_has_the_same_calls_with_occurrences_from_0(found, kind):
     calls = found[kind]["calls"]

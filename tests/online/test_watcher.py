@@ -6,8 +6,7 @@ from random import Random
 
 import pytest
 
-from lagom_overlap.online.slow_phases import SlowPhase, SlowPhases
-from lagom_overlap.online.watcher import GROWTH, MOST_PATIENCE, Watcher
+from lagom_overlap.online.watcher import GROWTH, MOST_PATIENCE, SlowPhase, SlowPhases, Watcher
 
 PATIENCE = 60
 

@@ -153,4 +153,4 @@ def test_what_fsdp2_can_be_told_is_among_what_the_default_planner_weighs():
     assert result.iteration_s.after <= settings.iteration_s.after * 1.001
     assert result.carrier is Carrier.FSDP2
     assert result.fsdp2 is not None
-    assert not any("Carried by nothing" in note for note in result.notes)
+    assert not any("No framework issues this order" in note for note in result.notes)

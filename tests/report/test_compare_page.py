@@ -5,8 +5,7 @@ import re
 import pytest
 
 from lagom_overlap.report.compare import render_comparison, summary
-from lagom_overlap.results.compare import CompareResult, CompareRow
-from lagom_overlap.results.compare_planners import ComparePlannersResult, PlannerRow
+from lagom_overlap.results.compare import ComparePlannersResult, CompareResult, CompareRow, PlannerRow
 
 
 def tuner(name: str, makespan_s: float | None, ratio: float | None) -> CompareRow:

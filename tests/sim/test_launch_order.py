@@ -17,10 +17,10 @@ from lagom_overlap.collective import (
     StreamPriority,
 )
 from lagom_overlap.cost import ContentionModel
-from lagom_overlap.cost.launch_order import share_before_collective
 from lagom_overlap.cost.persistent import as_persistent
 from lagom_overlap.errors import JobError
 from lagom_overlap.sim import GroupSimulator
+from lagom_overlap.sim.group import share_before_collective
 from lagom_overlap.units import MIB
 from lagom_overlap.workload import CommOp, CompOp, Gemm, Kernel, OverlapGroup
 

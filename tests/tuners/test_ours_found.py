@@ -28,8 +28,7 @@ from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.tuners.base import Problems
 from lagom_overlap.tuners.guard import Guarded
-from lagom_overlap.tuners.machine.fitted import Machine
-from lagom_overlap.tuners.machine.posterior import Pool
+from lagom_overlap.tuners.machine.posterior import Machine, Pool
 from lagom_overlap.tuners.machine.search_space import Surfaces
 from lagom_overlap.tuners.ours import MOST_ANYTIME, MOST_MEASURED, GroupSearch, OurSearch
 from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Measurement, Outcome

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from lagom_overlap.tuners.paired_interval import compared
+from lagom_overlap.tuners.verdict import compared
 
 
 @pytest.mark.parametrize(("num_pairs", "rank"), [(6, 1), (9, 2), (11, 2), (15, 4), (21, 6), (25, 8)])

@@ -1,7 +1,7 @@
 """Warm starts: what they save where they are right, and that wrong ones cost next to nothing, on closed forms."""
 
 from dataclasses import replace
-from math import exp, log
+from math import exp
 from random import Random
 from statistics import fmean
 
@@ -10,13 +10,10 @@ import pytest
 from toy_overlap import Run, drive, measured, problem
 
 from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, ConfigSpace, Protocol, Subspace
-from lagom_overlap.tuners.machine.lessons import WAY_SD, earlier_pool, first_probe
-from lagom_overlap.tuners.machine.model import NUM_SHARED, ModelFit, Prior, wire_prior
-from lagom_overlap.tuners.machine.posterior import BETWEEN_GROUPS, Pool
-from lagom_overlap.tuners.machine.search_space import Surfaces, search_space_of
+from lagom_overlap.tuners.machine.model import ModelFit, Prior
 from lagom_overlap.tuners.ours import OurSearch
 from lagom_overlap.tuners.problem import Assignment, GroupProblem, Measurement
-from lagom_overlap.tuners.warm_start import Earlier, ExpectedWay, WarmStart, nearest_allowed
+from lagom_overlap.tuners.warm_start import Earlier, WarmStart, nearest_allowed
 from lagom_overlap.workload import CommOp
 
 CHANNELS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -150,34 +147,4 @@ def test_settings_that_are_not_allowed_here_become_the_nearest_that_are() -> Non
     tree = (CommConfig(algorithm=Algorithm.TREE, num_channels=4),)
     assert nearest_allowed(problem(ConfigSpace((ring,))), tree) is None
     warm = WarmStart(source="", earlier=(Earlier(problem=held, best=(DEFAULT,)),))
-    assert first_probe(warm, held) is None  # the default is measured anyhow
-
-
-def test_a_table_of_ways_moves_links_and_latencies_and_leaves_the_rest() -> None:
-    ways = {
-        (Algorithm.RING, Protocol.SIMPLE): ExpectedWay(20e-6, 100e9),
-        (Algorithm.RING, Protocol.LL): ExpectedWay(5e-6, 30e9),
-    }
-    space = ConfigSpace(
-        tuple(
-            Subspace(algorithm=Algorithm.RING, protocol=protocol, num_channels=(1, 8), chunk_bytes=(2**19,))
-            for protocol in (Protocol.SIMPLE, Protocol.LL)
-        )
-    )
-    default = CommConfig(algorithm=Algorithm.RING, protocol=Protocol.SIMPLE, num_channels=8, chunk_bytes=2**19)
-    held, surfaces = problem(space, default=default), Surfaces()
-    pool = earlier_pool(WarmStart(source="", ways={"g": ways}), (held,), surfaces)
-    sight = search_space_of(held, surfaces)
-    own = wire_prior(sight.lattices[0], sight.wire_bytes, np.array([1e-3]))
-    taught = pool.prior(("wire", sight.lattices[0].kinds, frozenset({"default"})), "g", own)
-    assert taught is not None
-    link, channel, half, latency = range(NUM_SHARED, NUM_SHARED + 4)
-    assert abs(taught.mean[link] - log(0.3)) < abs(own.mean[link] - log(0.3))
-    weight = 1 / (WAY_SD["latency"] ** 2 + (BETWEEN_GROUPS * own.sd[latency]) ** 2)
-    assert taught.mean[latency] == pytest.approx(log(0.25) * weight / (weight + own.sd[latency] ** -2))
-    for place in (*range(NUM_SHARED), channel, half):
-        assert taught.mean[place] == pytest.approx(own.mean[place])
-        assert taught.sd[place] == pytest.approx(own.sd[place])
-    assert isinstance(pool, Pool)
-    nothing = earlier_pool(WarmStart(source="", ways={"g": {}}), (held,), surfaces)
-    assert nothing.prior(("wire", sight.lattices[0].kinds, frozenset({"default"})), "g", own) is None
+    assert warm.first_probe(held) is None  # the default is measured anyhow

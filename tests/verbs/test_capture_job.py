@@ -22,7 +22,7 @@ from lagom_overlap.verbs.capture import parse_parallel
 from lagom_overlap.verbs.compare import CompareRequest, run_compare
 from lagom_overlap.verbs.plan import PlanRequest, run_plan
 from lagom_overlap.verbs.plan_problem import read_input
-from lagom_overlap.verbs.simulate_capture import simulate_capture
+from lagom_overlap.verbs.simulate import simulate_capture
 from lagom_overlap.verbs.tune import TuneRequest, run_tune
 from lagom_overlap.workload import Buffer, CommOp, CompOp, Gemm, Iteration
 from lagom_overlap.workload.issued import IssuedStep

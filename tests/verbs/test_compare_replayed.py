@@ -152,7 +152,7 @@ def test_the_surface_that_the_documents_name_can_be_compared_and_warmed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = ["compare", str(EXAMPLE), "--backend", "recorded", "--bundle", str(SURFACE), "--json"]
-    given += ["--tuners", "default,lagom,ours", "--warm-start", str(SURFACE / "measurements.jsonl")]
+    given += ["--tuners", "default,lagom,ours", "--warm-start", str(SURFACE)]
     assert main([*given, "--out", str(tmp_path / "out")]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result == json.loads((tmp_path / "out" / "compare.json").read_text())

@@ -19,7 +19,7 @@ from torch import distributed as dist
 from torch._inductor.utils import run_and_get_code
 from lagom_overlap.export.inductor import plan_compiled_graphs
 from lagom_overlap.verbs.plan_apply import PlanFile, save_plans
-from lagom_overlap.workload.digest import graph_digest
+from lagom_overlap.workload.iteration import graph_digest
 from lagom_overlap.workload.rewrite.tables import table_of
 C10D = torch.ops._c10d_functional
 

@@ -69,6 +69,27 @@ def test_a_model_that_does_not_fit_is_recomputed_and_the_file_says_so(capsys: py
     assert 'recompute = "full"    # ' in Path("job.toml").read_text()
 
 
+def test_where_fsdp_does_not_fit_the_file_has_the_fastest_layout_of_the_ranking(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """At 131,072 tokens the logits alone of one sequence are 67 GB in FP32."""
+    size = ("--cluster", "h100_dgx", "--gpus", "2", "--seq-len", "131072")
+    assert main(["init", "llama-3.2-1b", *size]) == 0
+    told = capsys.readouterr().out
+    assert "FSDP over all GPUs does not fit, so" in told
+    assert "Which layout is the fastest" not in told
+    assert main(["simulate", "job.toml", "--json"]) == 0
+    ours = json.loads(capsys.readouterr().out)
+    assert main(["simulate", "--model", "llama-3.2-1b", *size, "--json"]) == 0
+    assert ours["iteration_s"] == json.loads(capsys.readouterr().out)["rows"][0]["iteration_s"]
+
+
+def test_a_file_that_is_there_ends_init_before_it_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("job.toml").touch()
+    monkeypatch.setattr("lagom_overlap.verbs.init.fastest_layout", lambda _: pytest.fail("it searched"))
+    assert main(["init", "llama-3.2-1b", "--cluster", "h100_dgx", "--gpus", "2", "--seq-len", "131072"]) == 2
+
+
 def test_a_config_json_gives_a_model_file_next_to_the_job(capsys: pytest.CaptureFixture[str]) -> None:
     Path("config.json").write_text(json.dumps(LLAMA))
     assert init("config.json", "--check") == 0

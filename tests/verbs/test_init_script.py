@@ -260,7 +260,7 @@ def test_questions_are_put_until_each_is_answered() -> None:
 
 def test_without_a_terminal_a_missing_source_or_cluster_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init"]) == 2
-    assert "on a terminal, questions" in capsys.readouterr().err
+    assert "on a terminal it asks" in capsys.readouterr().err
     with pytest.raises(JobError, match="needs --cluster NAME and --gpus N"):
         run_init(InitRequest(source="phi-2"))
 

@@ -293,7 +293,8 @@ def test_every_arm_runs_once_in_each_round_in_an_order_that_the_seed_shuffles():
     assert rounds(0) != rounds(1)
 
 
-def test_a_warm_start_is_for_the_tuners_that_take_one(monkeypatch):
+def test_a_warm_start_is_for_the_tuners_that_take_one(monkeypatch, tmp_path):
+    (tmp_path / "measurements.jsonl").touch()
     install(monkeypatch, StubBackend(TIMES))
     given: dict[str, Any] = {}
     monkeypatch.setattr("lagom_overlap.verbs.compare.warm_start_of", lambda *_, **__: WarmStart(source="elsewhere"))
@@ -304,16 +305,16 @@ def test_a_warm_start_is_for_the_tuners_that_take_one(monkeypatch):
         return original(name, *args, **named | {"warm": None})
 
     monkeypatch.setattr("lagom_overlap.verbs.compare.make_tuner", make)
-    notes = run_compare(job(), ["fixed_min", "ours"], warm_start="simulator").notes
+    notes = run_compare(job(), ["fixed_min", "ours"], warm_start=str(tmp_path)).notes
     assert given == {"fixed_min": None, "ours": WarmStart(source="elsewhere")}
     assert "The search of ours began with elsewhere; every other began cold." in notes
     with pytest.raises(JobError, match="tuner 'fixed_min' takes no warm start; allowed with: ours"):
-        run_compare(job(), ["fixed_min"], warm_start="simulator")
-    with pytest.raises(JobError, match="warm start 'nowhere' does not exist"):
+        run_compare(job(), ["fixed_min"], warm_start=str(tmp_path))
+    with pytest.raises(JobError, match="warm start 'nowhere' is no run folder"):
         run_compare(job(), ["ours"], warm_start="nowhere")
 
 
 def test_the_jobs_own_warm_start_is_not_for_comparisons_and_that_is_said(monkeypatch):
     install(monkeypatch, StubBackend(TIMES))
-    assert COLD in run_compare(job(warm_start="simulator"), ["fixed_min"]).notes
+    assert COLD in run_compare(job(warm_start="before"), ["fixed_min"]).notes
     assert COLD not in run_compare(job(), ["fixed_min"]).notes

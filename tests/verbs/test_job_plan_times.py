@@ -16,8 +16,7 @@ from lagom_overlap.planners.base import PlanProblem
 from lagom_overlap.planners.predict import predict
 from lagom_overlap.verbs import plan_problem
 from lagom_overlap.verbs.plan_problem import PlanFlags, read_input
-from lagom_overlap.verbs.plan_proportional import ProportionalTimes
-from lagom_overlap.verbs.plan_times import TimesWish, from_ranks, from_trace
+from lagom_overlap.verbs.plan_times import ProportionalTimes, TimesWish, from_ranks, from_trace
 from lagom_overlap.workload import CommOp, CompOp, Gemm, Iteration, MemoryBound, Origin, ShardSpec, TensorUse
 from lagom_overlap.workload.rewrite.apply import rewritten
 from lagom_overlap.workload.rewrite.steps import Split
@@ -231,7 +230,7 @@ class Ranks:
 
 @pytest.mark.torch
 def test_pieces_are_measured_and_scaled_to_what_the_ranks_took(monkeypatch):
-    import lagom_overlap.engines.operator_probe as probe
+    import lagom_overlap.engines.compute as probe
 
     seconds = {256: 8.0, 128: 5.0, 64: 3.0, 32: 2.0}  # a half takes more than half
     monkeypatch.setattr(

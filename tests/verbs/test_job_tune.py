@@ -553,7 +553,7 @@ def test_a_predicted_job_is_tuned_on_the_traces_groups_and_backend(monkeypatch, 
     result = run_tune(TuneRequest(job=predicted, out=tmp_path / "run"))
     found = printed(result)
     assert list(found["configs"]) == ["h"]
-    ended = "Tuner exhaustive ended by itself after 3 measurements, of the 40 of [tune] budget."  # of 3 settings
+    ended = "Tuner exhaustive stopped by itself after 3 of the 40 measurements of [tune] budget."  # of 3 settings
     assert (found["backend"], found["notes"]) == ("predicted_from_trace", ["predicted", ended])
     assert result.arm_words == {"default": "as traced"}
     # Only h, three times an iteration, medians of 1, 8, 4 and 2, 2, 2.

@@ -1,6 +1,7 @@
 """`lagom_overlap.load` of runs that other tests do not make: a training job's files, infinities, what was cut off."""
 
 import os
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import lagom_overlap
 from lagom_overlap.collective import CommConfig
 from lagom_overlap.errors import BundleError
 from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
-from lagom_overlap.results.base import encoded
+from lagom_overlap.results.base import Result, Row, decoded, encoded
 from lagom_overlap.timeline import Span, SpanKind, Timeline
 from lagom_overlap.trace.chrome_writer import chrome_trace, read_timelines
 
@@ -80,22 +81,28 @@ def test_a_field_that_is_missing_or_of_another_type_is_named_with_who_wrote_it(t
         lagom_overlap.load(folder.path)
 
 
-def test_what_json_has_no_word_for_is_infinite_again_and_an_absent_number_stays_absent(tmp_path: Path) -> None:
-    from lagom_overlap.cost.fit import FittedConstant
-    from lagom_overlap.results.profile import ProfileResult
+@dataclass(frozen=True)
+class Limits:
+    error: float
+    low: float | None
 
-    constant = FittedConstant(name="launch_s", value=0.5, error=inf)
-    result = ProfileResult(
-        job="small", machine={}, versions={}, date="", repeats=1, operators=(), constants=(constant,), unidentified=(),
-        fit_mean_abs_error=0.1, held_out_mean_abs_error=None, num_not_held_out=0, files=(),
-    )  # fmt: skip
-    folder = RunFolder.create(tmp_path / "run", "run")
-    folder.write(RunRecord.now(RunKind.PROFILE, seed=0), result)
-    assert b"null" in encoded(constant)
-    loaded = lagom_overlap.load(folder.path)
-    assert isinstance(loaded, ProfileResult)
-    assert loaded.held_out_mean_abs_error is None
-    assert loaded.constants == (constant,)
+
+@dataclass(frozen=True)
+class Made(Result):
+    limits: tuple[Limits, ...]
+    held_out: float | None
+
+    def summary(self) -> str:
+        return ""
+
+    def table(self) -> list[Row]:
+        return []
+
+
+def test_what_json_has_no_word_for_is_infinite_again_and_an_absent_number_stays_absent() -> None:
+    made = Made((Limits(inf, None),), None)
+    assert b"null" in encoded(made.limits[0])
+    assert decoded(Made, made.to_dict()) == made
 
 
 def test_a_timeline_is_read_as_it_was_written_to_the_nanosecond() -> None:

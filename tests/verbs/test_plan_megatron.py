@@ -31,7 +31,7 @@ from lagom_overlap.verbs.simulate import SimulateRequest, run_simulate
 from lagom_overlap.verbs.simulate_what_if import switched_layouts
 from lagom_overlap.workload.parallel import ParallelLayout
 from lagom_overlap.workload.precision import Precision, ProductFormat
-from lagom_overlap.workload.step.switches import can_overlap_experts
+from lagom_overlap.workload.step.framework_file import can_overlap_experts
 
 EXAMPLES = [
     path for path in sorted(Path("examples").glob("*.toml")) if "megatron" in path.name or "gpt_175b" in path.name

@@ -178,6 +178,13 @@ def test_a_job_that_fails_by_itself_proves_nothing(asked: LaunchRequest) -> None
         prove(asked, run)
 
 
+def test_what_cannot_be_set_is_refused_before_there_is_a_folder(asked: LaunchRequest) -> None:
+    (asked.config or Path()).write_text("no assignment\n")
+    with pytest.raises(JobError, match="is not NAME=value"):
+        prove(asked, lambda launch: pytest.fail("it was started"))
+    assert not (asked.out or Path()).exists()
+
+
 @pytest.mark.parametrize(("steps", "words"), [(0, "no step of a run was timed"), (8, "a run has 8 steps")])
 def test_a_run_without_enough_steps_proves_nothing(asked: LaunchRequest, steps: int, words: str) -> None:
     with pytest.raises(JobError, match=words):
@@ -195,6 +202,7 @@ def test_a_signal_ends_the_proof_with_what_the_pairs_show(asked: LaunchRequest) 
     result, _ = prove(asked, run)
     assert (result.decision, result.reason) == (ProofDecision.UNDECIDED, "ended by a signal after 2 whole pairs")
     assert (len(result.default_s), len(result.configured_s)) == (2, 2)
+    assert "--restarts 6 --" in result.next_line, "cut off, not too short"
 
 
 @pytest.mark.parametrize("is_table", [True, False])

@@ -18,8 +18,7 @@ from lagom_overlap.sim.training import TrainingSimulator
 from lagom_overlap.verbs.compare import CompareRequest, run_compare
 from lagom_overlap.verbs.plan import PlanRequest, run_plan
 from lagom_overlap.verbs.plan_problem import read_input
-from lagom_overlap.verbs.simulate import SimulateRequest, run_simulate
-from lagom_overlap.verbs.simulate_capture import simulate_capture
+from lagom_overlap.verbs.simulate import SimulateRequest, run_simulate, simulate_capture
 from lagom_overlap.verbs.tune import TuneRequest, run_tune
 from lagom_overlap.workload import CommOp, CompOp, Gemm, Iteration, find_overlap_groups
 from lagom_overlap.workload.issued import IssuedStep

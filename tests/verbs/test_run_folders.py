@@ -104,7 +104,6 @@ VERBS = {
     RunKind.EMULATE: (emulated, None),
     RunKind.LAYOUTS: (verb("simulate", "model.toml", "--set", "parallel.fsdp=4,8"), None),
     RunKind.PLAN: (verb("plan", "model.toml", "--planner", "program_order"), 5),
-    RunKind.PROFILE: (verb("simulate", "shapes.toml", "--profile"), 3),
     RunKind.REPRODUCE: (verb("reproduce", "fig5", "--seed", "2"), 2),
     RunKind.RUN: (launched, None),
     RunKind.SELFTEST: (self_tested, None),
@@ -114,19 +113,16 @@ VERBS = {
 }
 HAVE_A_JOB = {
     RunKind.COMPARE: "shapes.toml", RunKind.COMPARE_PLANNERS: "model.toml", RunKind.EMULATE: "shapes.toml",
-    RunKind.LAYOUTS: "model.toml", RunKind.PLAN: "model.toml", RunKind.PROFILE: "shapes.toml",
-    RunKind.SIMULATE: "model.toml",
+    RunKind.LAYOUTS: "model.toml", RunKind.PLAN: "model.toml", RunKind.SIMULATE: "model.toml",
     RunKind.SIMULATE_CAPTURE: "captured.toml", RunKind.TUNE: "shapes.toml",
 }  # fmt: skip
 RESULTS = {
     RunKind.ANALYZE: "AnalyzeResult", RunKind.COMPARE: "CompareResult",
     RunKind.COMPARE_PLANNERS: "ComparePlannersResult", RunKind.EMULATE: "EmulateResult",
-    RunKind.LAYOUTS: "LayoutsResult", RunKind.PLAN: "PlanResult", RunKind.PROFILE: "ProfileResult",
+    RunKind.LAYOUTS: "LayoutsResult", RunKind.PLAN: "PlanResult",
     RunKind.RUN: "RunResult", RunKind.SELFTEST: "SelfTestResult", RunKind.SIMULATE: "SimulateResult",
     RunKind.SIMULATE_CAPTURE: "SimulateCaptureResult", RunKind.TUNE: "TuneResult",
 }  # fmt: skip
-NEEDS_TORCH = {RunKind.PROFILE}
-ALL = [pytest.param(kind, marks=pytest.mark.torch if kind in NEEDS_TORCH else ()) for kind in RunKind]
 
 
 @pytest.fixture(autouse=True)
@@ -143,7 +139,7 @@ def modes(out: Path) -> dict[str, int]:
     return {path.name: path.stat().st_mode & 0o777 for path in out.iterdir()}
 
 
-@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("kind", RunKind)
 def test_every_verb_says_the_same_of_its_run(kind: RunKind, folder: Path) -> None:
     write, seed = VERBS[kind]
     write(folder / "run")
@@ -188,7 +184,7 @@ def check_loaded(run: Path, kind: RunKind, written: object) -> None:
             loaded.figure()  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("kind", RunKind)
 def test_a_signal_in_the_middle_of_writing_waits_until_every_file_is_whole(
     kind: RunKind, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

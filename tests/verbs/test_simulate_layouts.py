@@ -13,6 +13,7 @@ import pytest
 from lagom_overlap.cli import main
 from lagom_overlap.interrupts import as_interrupts
 from lagom_overlap.jobfile.run_folder import RunFolder, RunKind
+from lagom_overlap.jobfile.step import job_step
 from lagom_overlap.planners.layout_search import SearchProgress
 from lagom_overlap.results.layouts import LayoutRow, LayoutsResult
 from lagom_overlap.verbs import simulate_layouts
@@ -101,6 +102,20 @@ def test_the_layout_of_llama_3_70b_on_64_h100s_is_that_of_nvidias_recipe(tmp_pat
     keys = ("tensor", "pipeline", "context", "chunks", "micro_batch", "data", "global_batch")
     assert [result.rows[0].keys[key] for key in keys] == [4, 4, 2, 5, 1, 2, 128]
     assert "recompute" not in result.rows[0].keys
+
+
+def test_a_layout_whose_stages_are_written_out_has_a_bound_like_any_other() -> None:
+    """DeepSeek-V3's 61 layers are cut by name; its ranking was empty because the bound could not be counted."""
+    request = LayoutsRequest(model="deepseek-v3", cluster="h100_dgx", num_gpus=256)
+    keys = {
+        "pipeline": 4,
+        "data": 64,
+        "expert": 64,
+        "pipeline_layout": f"E{'t' * 15}|{'t' * 16}|{'t' * 16}|{'t' * 14}mL",
+    }
+    step = job_step(request.spec(keys))
+    assert step is not None
+    assert 0 < simulate_layouts._bound_s(step, {}) <= step.times.iteration_s
 
 
 def test_an_interrupted_ranking_keeps_what_was_simulated(tmp_path: Path) -> None:
@@ -205,6 +220,31 @@ def test_auto_in_the_file_says_the_same_and_what_cannot_be_built_is_told(
     assert {row["num_gpus"] for row in found["rows"]} == {8}
     assert {one["keys"]["tensor"] for one in found["refused"]} == {3}
     assert "data fills the cluster's GPUs" in found["notes"][0]
+
+
+def test_groups_of_fsdp_that_leave_gpus_are_repeated_and_the_fastest_is_such_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parallel = "nodes = 2\n[parallel]\nfsdp = 16\nglobal_batch = 32\n"
+    found = variants(capsys, tmp_path, MODEL + parallel, "--set", "parallel.fsdp=4,5,8,16")
+    shown = {row["keys"]["fsdp"]: row for row in found["rows"]}
+    assert {fsdp: row["keys"].get("replicate") for fsdp, row in shown.items()} == {4: 4, 8: 2, 16: None}
+    assert {row["num_gpus"] for row in found["rows"]} == {16}
+    assert [one["keys"] for one in found["refused"]] == [{"fsdp": 5}]
+    alone = told(capsys, "simulate", str(tmp_path / "job.toml"), *sets("fsdp=8", "replicate=2"))
+    assert shown[8]["iteration_s"] == alone["iteration_s"]
+    best = told(capsys, "simulate", str(tmp_path / "run" / "best.toml"))
+    assert best["iteration_s"] == found["rows"][0]["iteration_s"]
+    given = variants_again(capsys, tmp_path, *sets("fsdp=4,8", "replicate=2"))
+    assert [one["keys"] for one in given["refused"]] == [{"fsdp": 4}], "what is given is not filled up"
+
+
+def sets(*keys: str) -> list[str]:
+    return [word for key in keys for word in ("--set", f"parallel.{key}")]
+
+
+def variants_again(capsys: pytest.CaptureFixture[str], folder: Path, *words: str) -> Any:
+    return told(capsys, "simulate", str(folder / "job.toml"), "--out", str(folder / "again"), *words)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from lagom_overlap.workload import Attention, CompOp, Gemm, Iteration, Work
-from lagom_overlap.workload.digest import graph_digest
+from lagom_overlap.workload.iteration import graph_digest
 
 
 @pytest.mark.parametrize(

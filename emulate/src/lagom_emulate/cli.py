@@ -12,15 +12,18 @@ from pathlib import Path
 def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Adds the verb's flags."""
     parser = verbs.add_parser("emulate", help="run a training command on emulated GPUs", description=__doc__)
-    parser.add_argument("--cluster", metavar="NAME", help="a preset such as h100_dgx, or a file of one")
-    parser.add_argument("--ranks", type=int, metavar="N", help="GPUs in all (default: all of each node)")
+    parser.add_argument("--cluster", metavar="NAME", help="a preset such as h100_dgx, or a cluster file")
+    parser.add_argument("--ranks", type=int, metavar="N", help="total number of GPUs (default: all of each node)")
     parser.add_argument(
-        "--nodes", type=int, metavar="N", help="emulated hosts; each runs the command (default: its --nnodes)"
+        "--nodes",
+        type=int,
+        metavar="N",
+        help="number of emulated hosts, each of which runs the command (default: its --nnodes)",
     )
     parser.add_argument(
         "--symmetric",
         action="store_true",
-        help="start the first host's ranks only; those of the other hosts are taken to do the same",
+        help="start the ranks of the first host only, and assume that the other hosts do the same",
     )
     parser.add_argument("--job", type=Path, metavar="JOB.toml", help="a job file: [emulate], [cluster], [cost]")
     parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for run.json and timeline.json (Perfetto)")

@@ -7,12 +7,46 @@ d = 2m - 1 uniform draws is Beta(m, m), for which two draws suffice: (1 + sqrt(1
 of size, stand for all; the interval becomes wider by it.
 """
 
+from math import prod
 from typing import Final
 
 import numpy as np
 
-from lagom_overlap.analysis.uniform import Uniform
 from lagom_overlap.trace.gpu_trace import Floats, Int64
+
+# SplitMix64's increment (2**64 over the golden ratio), multipliers and shifts.
+_GAMMA: Final = np.uint64(0x9E3779B97F4A7C15)
+_MIX: Final = ((30, np.uint64(0xBF58476D1CE4E5B9)), (27, np.uint64(0x94D049BB133111EB)))
+_LAST_SHIFT: Final = np.uint64(31)
+_MANTISSA_SHIFT: Final = np.uint64(11)
+"""Leaves the upper 53 bits: the precision of a float64."""
+
+
+class Uniform:
+    """A stream of uniform numbers; the same seed gives the same ones.
+
+    SplitMix64 (Steele, Lea, Flood, OOPSLA 2014), counted, so that an array is one step. NumPy has better generators;
+    loading them takes a fifth of all the memory that reading a small trace does.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._state = np.uint64(seed % 2**64)
+        self._num_drawn = 0
+
+    def words(self, num: int) -> "np.ndarray[tuple[int], np.dtype[np.uint64]]":
+        """The next words of 64 bits."""
+        counter = np.arange(self._num_drawn + 1, self._num_drawn + num + 1, dtype=np.uint64)
+        self._num_drawn += num
+        mixed = counter * _GAMMA + self._state
+        for shift, factor in _MIX:
+            mixed = (mixed ^ (mixed >> np.uint64(shift))) * factor
+        return mixed ^ (mixed >> _LAST_SHIFT)
+
+    def draw(self, *shape: int) -> Floats:
+        """The next numbers, at least 0 and below 1."""
+        uniform: Floats = (self.words(prod(shape)) >> _MANTISSA_SHIFT).astype(np.float64) * 2.0**-53
+        return uniform.reshape(shape)
+
 
 NUM_RESAMPLES: Final = 300
 """Enough for the ends of a 95 % interval to be stable to a tenth of its length. Bounds the computation."""
@@ -23,6 +57,7 @@ _MAX_CELLS: Final = 2000
 _MAX_DRAWS: Final = 2**17
 """Draws that are held in memory at once."""
 _CONFIDENCE: Final = (2.5, 97.5)
+"""Percentiles: the ends of a 95 % interval."""
 
 
 def resampled_medians(values: Int64, edges: Int64, uniform: Uniform) -> Floats:
@@ -45,15 +80,15 @@ def resampled_sums(values: Int64, edges: Int64, uniform: Uniform) -> Floats:
         return sums
     drawn = np.minimum(count[several], _MAX_SAMPLE)
     starts = np.concatenate(([0], np.cumsum(drawn)[:-1]))
-    held = np.concatenate(
+    sample = np.concatenate(
         [_thinned(values[edges[cell] : edges[cell + 1]], size) for cell, size in zip(several, drawn, strict=True)]
     )
     offset, size = np.repeat(starts, drawn), np.repeat(drawn, drawn)
-    rows = max(1, _MAX_DRAWS // len(held))
+    rows = max(1, _MAX_DRAWS // len(sample))
     for first in range(0, NUM_RESAMPLES, rows):
         part = sums[first : first + rows]
-        picks = offset + (uniform.draw(len(part), len(held)) * size).astype(np.int64)
-        part[:, several] = np.add.reduceat(held[picks], starts, axis=1) * (count[several] / drawn)
+        picks = offset + (uniform.draw(len(part), len(sample)) * size).astype(np.int64)
+        part[:, several] = np.add.reduceat(sample[picks], starts, axis=1) * (count[several] / drawn)
     return sums
 
 

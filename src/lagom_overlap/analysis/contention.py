@@ -29,14 +29,13 @@ from typing import Final
 
 import numpy as np
 
-from lagom_overlap.analysis.bootstrap import heaviest, intervals, resampled_medians, resampled_sums
+from lagom_overlap.analysis.bootstrap import Uniform, heaviest, intervals, resampled_medians, resampled_sums
 from lagom_overlap.analysis.collectives import CollectiveKey, key_of
 from lagom_overlap.analysis.concurrency import overlaps_of
 from lagom_overlap.analysis.equal_rows import equal_rows
 from lagom_overlap.analysis.intervals import depth_at_least
 from lagom_overlap.analysis.kernel_class import KernelClass, kernel_class
 from lagom_overlap.analysis.measures import Occupation
-from lagom_overlap.analysis.uniform import Uniform
 from lagom_overlap.trace.gpu_trace import UNKNOWN, Bools, EventRole, Floats, GpuTrace, Int64
 
 MIN_ALONE: Final = 3
@@ -383,9 +382,9 @@ def _by_kernel(
     each = _slowdowns(cells, np.arange(len(cells.kernel)))
     worst = np.argsort([-slowdown.stretched_ns for slowdown in each], kind="stable")[:TOP_KERNELS].tolist()
     return total, tuple(
-        KernelSlowdown(name=held.name, kernel_class=held.kernel_class, grid=held.grid, found=each[at])
+        KernelSlowdown(name=kernel.name, kernel_class=kernel.kernel_class, grid=kernel.grid, found=each[at])
         for at in worst
-        for held in (kernels[int(cells.kernel[at])],)
+        for kernel in (kernels[int(cells.kernel[at])],)
     )
 
 

@@ -6,7 +6,7 @@ taken), and Eq. 4 inverts the run: of length T, with concurrent collectives for 
 
     alone = T - o (1 - 1/r)
 
-What the trace does not tell of the kernel is assumed by its class (`modelled_kernel.py`); the collective's traffic
+What the trace does not tell of the kernel is assumed by its class (`concurrency_model.py`); the collective's traffic
 follows from its measured rate. These are estimates: they are reported next to the measured stretch, never added to it.
 Kernels that overlap another kernel are left out, as they are of the measured contention.
 """
@@ -94,14 +94,14 @@ def _ratios(
     which = np.where(calls == UNKNOWN, UNKNOWN, number[calls])
     columns = np.column_stack((events.name[rows], events.grid[rows], events.block[rows], which))
     first, inverse = equal_rows(columns)
-    held = list(keys)
-    found = np.ones(len(first))
+    every_key = list(keys)
+    ratios = np.ones(len(first))
     for index, at in enumerate(first.tolist()):
         if which[at] == UNKNOWN:
             continue
         name, gx, gy, gz, bx, by, bz, key = columns[at].tolist()
         kernel = KernelKey(events.names[name], (gx, gy, gz), (bx, by, bz))
         length = int(events.end_ns[rows[at]] - events.start_ns[rows[at]])
-        row = rows_of_keys[held[key]]
-        found[index] = slowdown(kernel, length, key=row.key, kind=row.kind, comm_ns=row.median_ns)
-    return found[inverse]
+        row = rows_of_keys[every_key[key]]
+        ratios[index] = slowdown(kernel, length, key=row.key, kind=row.kind, comm_ns=row.median_ns)
+    return ratios[inverse]

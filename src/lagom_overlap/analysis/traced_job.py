@@ -21,13 +21,12 @@ from typing import Final
 import numpy as np
 
 from lagom_overlap.analysis.collectives import CollectiveKey
-from lagom_overlap.analysis.concurrency_model import alone_ns, slowdown_during
+from lagom_overlap.analysis.concurrency_model import alone_ns, modelled_kernel, slowdown_during
 from lagom_overlap.analysis.contention import MIN_ALONE, PLAUSIBLE
 from lagom_overlap.analysis.equal_rows import equal_rows
 from lagom_overlap.analysis.findings import Findings
 from lagom_overlap.analysis.groups import KernelKey, TraceComm, TraceGroup, TraceKernel
 from lagom_overlap.analysis.kernel_class import KernelClass, kernel_class
-from lagom_overlap.analysis.modelled_kernel import modelled_kernel
 from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.cost import ContentionModel
 from lagom_overlap.trace.gpu_trace import NS_PER_S, EventRole, KnobReach
@@ -110,7 +109,7 @@ def bases_alone(findings: Findings, half: int | None = None) -> dict[KernelKey, 
             mine = part if half is None or by_step else part[half::2]
             runs[KernelKey(events.names[name], (gx, gy, gz), (bx, by, bz))].extend(mine.tolist())
     enough = MIN_ALONE if half is None else -(-MIN_ALONE // 2)
-    return {key: float(np.median(held)) for key, held in runs.items() if len(held) >= enough}
+    return {key: float(np.median(alone)) for key, alone in runs.items() if len(alone) >= enough}
 
 
 def _rounded(value: float) -> float:
@@ -219,13 +218,13 @@ def traced_job(
     With a `half` (0 or 1) kernels' times alone are of that half of the trace only, as those of the groups must be.
     """
     builder = _Builder(bases_alone(findings, half), {row.key: row.kind for row in findings.rows}, model, scales)
-    found = [builder.built(group) for group in groups]
+    built = [builder.built(group) for group in groups]
     rare = [group for group in groups if group.per_step < 1] if half is None else []
-    sentences = [held for held in found if isinstance(held, str)]
+    sentences = [one for one in built if isinstance(one, str)]
     if rare:
         whole = sum(group.makespan_ns * group.per_step for group in rare) / NS_PER_S
         sentences.append(
             f"{len(rare)} groups occur in some steps or ranks only ({format_seconds(whole)} per step of the average "
             "rank); each counts as once per step"
         )
-    return TracedJob(groups=tuple(held for held in found if isinstance(held, TracedGroup)), left_out=tuple(sentences))
+    return TracedJob(groups=tuple(one for one in built if isinstance(one, TracedGroup)), left_out=tuple(sentences))

@@ -15,11 +15,9 @@ from lagom_overlap.jobfile.job import Job, join_launched
 from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
 from lagom_overlap.report.compare import compare_table, render_comparison
 from lagom_overlap.report.compare_planners import planners_table
-from lagom_overlap.results.compare import CompareResult
-from lagom_overlap.results.compare_planners import ComparePlannersResult
+from lagom_overlap.results.compare import ComparePlannersResult, CompareResult
 from lagom_overlap.stderr import write_lines
-from lagom_overlap.verbs.compare import CompareRequest, run_compare
-from lagom_overlap.verbs.plan_compare import check_planners, compare_planners
+from lagom_overlap.verbs.compare import CompareRequest, check_planners, compare_planners, run_compare
 from lagom_overlap.verbs.plan_problem import PlanFlags, job_or_capture, read_input
 
 

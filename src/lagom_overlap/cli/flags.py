@@ -18,6 +18,7 @@ RESTARTS: Final = 6
 LEAST_RESTARTS: Final = 6
 """The fewest by which a clear gain is proven at an error rate of 5 %: see verbs/prove.py."""
 MOST_RESTARTS: Final = 50
+"""Chosen: a hundred starts of a training job are days."""
 MAX_JOBS: Final = 64
 """Processes that `analyze` reads with."""
 LISTED: Final = ("models", "clusters", "gpus", "frameworks", "tuners", "planners")
@@ -72,6 +73,13 @@ def path(text: str) -> Path:
     return Path(text)
 
 
+def word(text: str) -> str:
+    """A name; "" would be taken for none at all."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the name is empty")
+    return text
+
+
 def count(text: str) -> int:
     """A whole number of at least 1."""
     if not text.isdecimal() or not 1 <= int(text) <= MAX_COUNT:
@@ -106,42 +114,42 @@ def _set(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="a key of the job file with another value, such as parallel.fsdp=16",
+        help="set a key of the job file, such as parallel.fsdp=16",
     )
 
 
 def _tune(verbs: _Verbs) -> None:
-    """`lagom tune JOB.toml`: search, judge by a paired A/B, write the run folder.
+    """`lagom tune JOB.toml`: search for settings, judge them by a paired A/B test, write a run folder.
 
-    `lagom tune --from-trace TRACES` predicts instead: groups and model come from profiler traces, nothing is run.
+    `lagom tune --from-trace TRACES` predicts instead: groups and model come from profiler traces, and nothing is run.
     """
     parser = verbs.add_parser(
-        "tune", help="search for a configuration and prove it by an A/B", description=_tune.__doc__
+        "tune", help="search for settings and prove them by an A/B test", description=_tune.__doc__
     )
     parser.add_argument("job", type=path, nargs="?", metavar="JOB.toml", help="the job file")
     parser.add_argument(
         "--from-trace",
         type=path,
         metavar="DIR",
-        help="predict from profiler traces (a file, or a folder of them) what tuning would gain; of JOB.toml, if "
-        "given, only [tune], [cluster] and [cost] count",
+        help="predict from profiler traces (a file, or a folder of them) what tuning would gain; if JOB.toml is "
+        "given, only its [tune], [cluster] and [cost] count",
     )
     parser.add_argument(
         "--example", action="store_true", help="predict from a made-up trace that comes with the package"
     )
-    parser.add_argument("--backend", metavar="NAME", help="what runs the measurements, instead of the job's")
-    parser.add_argument("--tuner", metavar="NAME", help="what searches, instead of the job's")
-    parser.add_argument("--seed", type=seed, metavar="N", help="seed of search, noise and shuffling")
+    parser.add_argument("--backend", type=word, metavar="NAME", help="what measures (default: the job file's)")
+    parser.add_argument("--tuner", type=word, metavar="NAME", help="what searches (default: the job file's)")
+    parser.add_argument("--seed", type=seed, metavar="N", help="seed of the search, the noise and the shuffling")
     parser.add_argument(
         "--warm-start",
-        metavar="FROM",
-        help="begin with a run folder, a configs.toml, profiler traces, 'simulator' or 'nccl'; nothing of it is "
-        "adopted unmeasured",
+        type=word,
+        metavar="RUN",
+        help="start from an earlier run folder; all of it is measured before it is adopted",
     )
     parser.add_argument("--bundle", type=path, metavar="RUN", help="run folder to replay (--backend recorded)")
     _set(parser)
     parser.add_argument("--out", type=path, metavar="DIR", help="new folder for the run (default: below lagom-runs/)")
-    parser.add_argument("--details", action="store_true", help="every collective of every group, however many")
+    parser.add_argument("--details", action="store_true", help="show every collective of every group")
     _json_and_debug(parser)
 
 
@@ -151,53 +159,59 @@ def _plan(verbs: _Verbs) -> None:
         "plan", help="plan how a step's collectives overlap its computation", description=_plan.__doc__
     )
     parser.add_argument("job", type=path, metavar="JOB.toml|CAPTURE", help="a job file, or a captured step")
-    parser.add_argument("--planner", metavar="NAME", help="who plans, instead of the job's (default: ours)")
+    parser.add_argument("--planner", type=word, metavar="NAME", help="what plans (default: the job file's, else ours)")
     parser.add_argument(
         "--for",
         dest="carrier",
         choices=[str(one) for one in Carrier],
-        help="who runs the plan, instead of the job's own framework",
+        help="what runs the plan (default: the job's framework)",
     )
-    parser.add_argument("--cluster", metavar="NAME", help="the machine, for a capture")
+    parser.add_argument("--cluster", type=word, metavar="NAME", help="cluster of a captured step: a preset or a file")
     parser.add_argument(
         "--times",
+        type=word,
         metavar="TRACE|measure|model",
-        help="where operators' times come from, instead of the job's [plan] times",
+        help="where the operators' times come from (default: times in the job file's [plan])",
     )
     parser.add_argument(
         "--work",
         type=float,
         metavar="N",
-        help="millions of steps of planning in place of seconds: the same plan on any machine under any load",
+        help="plan for N million search steps instead of seconds: gives the same plan on every machine",
     )
-    parser.add_argument("--apply", type=path, metavar="plan.toml", help="a plan to use instead of making one")
-    parser.add_argument("--execute", action="store_true", help="run plan and program side by side on real ranks")
+    parser.add_argument("--apply", type=path, metavar="plan.toml", help="use this plan instead of making one")
+    parser.add_argument(
+        "--execute", action="store_true", help="run the plan on real ranks, in turns with the step as it was"
+    )
     _set(parser)
     parser.add_argument("--out", type=path, metavar="DIR", help="new folder for plan.toml, report.html, timeline.json")
     _json_and_debug(parser)
 
 
 def _compare(verbs: _Verbs) -> None:
-    """`lagom compare JOB.toml`: several tuners, or several planners, on one job, one table."""
-    parser = verbs.add_parser(
-        "compare", help="several tuners or planners on one job, one table", description=_compare.__doc__
-    )
+    """`lagom compare JOB.toml`: several tuners, or several planners, on one job, in one table."""
+    parser = verbs.add_parser("compare", help="compare tuners or planners on one job", description=_compare.__doc__)
     parser.add_argument(
         "job", type=path, metavar="JOB.toml|CAPTURE", help="a job file; with --planners also a captured step"
     )
     who = parser.add_mutually_exclusive_group()
     words = ", ".join(TUNERS)  # argparse breaks lines at blanks alone
-    who.add_argument("--tuners", default=",".join(TUNERS), metavar="A,B", help=f"default: {words}")
-    who.add_argument("--planners", metavar="A,B", help="compare plans of the step instead of tuned collectives")
-    parser.add_argument("--backend", metavar="NAME", help="what runs the measurements, instead of the job's")
-    parser.add_argument("--cluster", metavar="NAME", help="the machine, for a capture (with --planners)")
-    parser.add_argument(
-        "--times", metavar="TRACE|measure|model", help="where operators' times come from (with --planners)"
+    who.add_argument(
+        "--tuners", type=word, default=",".join(TUNERS), metavar="A,B", help=f"tuners to compare (default: {words})"
     )
-    parser.add_argument("--seed", type=seed, metavar="N", help="seed of search, noise and shuffling")
+    who.add_argument("--planners", type=word, metavar="A,B", help="planners to compare, instead of tuners")
+    parser.add_argument("--backend", type=word, metavar="NAME", help="what measures (default: the job file's)")
+    parser.add_argument("--cluster", type=word, metavar="NAME", help="cluster of a captured step (with --planners)")
+    parser.add_argument(
+        "--times",
+        type=word,
+        metavar="TRACE|measure|model",
+        help="where the operators' times come from (with --planners)",
+    )
+    parser.add_argument("--seed", type=seed, metavar="N", help="seed of the search, the noise and the shuffling")
     parser.add_argument("--bundle", type=path, metavar="RUN", help="run folder to replay (--backend recorded)")
     parser.add_argument(
-        "--warm-start", metavar="FROM", help="where tuners begin that can begin somewhere: see lagom tune"
+        "--warm-start", type=word, metavar="RUN", help="as of lagom tune, for the tuners that can start from something"
     )
     _set(parser)
     parser.add_argument("--out", type=path, metavar="DIR", help="new folder for compare.json and report.html")
@@ -205,53 +219,49 @@ def _compare(verbs: _Verbs) -> None:
 
 
 def _simulate(verbs: _Verbs) -> None:
-    """`lagom simulate JOB.toml`: predict an iteration: time, MFU, memory, what is exposed and what is stretched.
+    """`lagom simulate JOB.toml`: predict an iteration: its time, MFU and memory, and what communication costs.
 
-    With --model, --cluster and --gpus in place of a job file: which layout of the model is the fastest there. With
-    --profile: measure the job's operators on this machine, fit the cost model, write it as a cluster file.
+    With --model, --cluster and --gpus instead of a job file: rank the layouts of the model, the fastest first.
     """
     parser = verbs.add_parser(
-        "simulate", help="predict the time of a training iteration, or find the layout", description=_simulate.__doc__
+        "simulate", help="predict a training iteration, or find the fastest layout", description=_simulate.__doc__
     )
     parser.add_argument("job", type=path, nargs="?", metavar="JOB.toml", help="the job file")
-    parser.add_argument("--model", metavar="NAME", help="rank the layouts of a model, by name or a file of one")
-    parser.add_argument("--cluster", metavar="NAME", help="a preset or a file of one (with --model)")
-    parser.add_argument("--gpus", type=count, metavar="N", help="GPUs to lay it out on (with --model)")
+    parser.add_argument(
+        "--model", type=word, metavar="NAME", help="rank the layouts of a model: its name, or a model file"
+    )
+    parser.add_argument("--cluster", type=word, metavar="NAME", help="a preset or a cluster file (with --model)")
+    parser.add_argument("--gpus", type=count, metavar="N", help="number of GPUs (with --model)")
     parser.add_argument("--seq-len", type=count, metavar="N", help="tokens per sequence (with --model; default 4096)")
     parser.add_argument(
         "--global-batch", type=count, metavar="N", help="sequences per iteration (with --model; default 2 per GPU)"
     )
-    parser.add_argument("--framework", metavar="A,B", help="whose layouts (with --model; default: megatron, fsdp2)")
+    parser.add_argument(
+        "--framework", type=word, metavar="A,B", help="frameworks to rank (with --model; default: megatron, fsdp2)"
+    )
     parser.add_argument(
         "--set",
         dest="sets",
         action="append",
         default=[],
         metavar="KEY=A,B,...",
-        help="a key of the job file with another value, such as parallel.fsdp=16, or with several: they are ranked",
+        help="set a key of the job file, such as parallel.fsdp=16; several values are ranked: parallel.fsdp=8,16",
     )
-    parser.add_argument(
-        "--out",
-        type=path,
-        metavar="DIR",
-        help="new folder for run.json, report.html, timeline.json (of --profile: machine.toml)",
-    )
-    parser.add_argument(
-        "--profile", action="store_true", help="measure operators here and write DIR/machine.toml, a cluster preset"
-    )
+    parser.add_argument("--out", type=path, metavar="DIR", help="new folder for run.json, report.html, timeline.json")
     _json_and_debug(parser)
 
 
 def _capture(verbs: _Verbs) -> None:
-    """`lagom capture`: a training step of your model becomes a file that simulate, tune and plan read; no GPU, no
-    weights.
+    """`lagom capture`: write a training step of your model as a file for simulate, tune and plan; no GPU, no weights.
 
     TARGET is SCRIPT.py:FUNCTION (the function returns a TrainingStep; the script is your own code and is run), a
     job file whose [model] and [parallel] say what to build, or a model's name with --parallel.
-    """  # noqa: D205 - the help's first sentence
-    parser = verbs.add_parser("capture", help="capture a training step of a model", description=_capture.__doc__)
+    """
+    parser = verbs.add_parser("capture", help="write a model's training step as a file", description=_capture.__doc__)
     parser.add_argument("target", metavar="TARGET", help="SCRIPT.py:FUNCTION, JOB.toml, or a model's name")
-    parser.add_argument("--out", type=path, required=True, metavar="FILE", help="new file, packed if it ends in .gz")
+    parser.add_argument(
+        "--out", type=path, required=True, metavar="FILE", help="new file, compressed if it ends in .gz"
+    )
     parser.add_argument("--ranks", type=int, metavar="N", help="ranks of a script's world (default 8)")
     parser.add_argument("--rank", type=int, default=0, metavar="R", help="the rank to capture (default 0)")
     parser.add_argument("--parallel", metavar="KEY=N,...", help="degrees of a named model, such as fsdp=8,tensor=2")
@@ -261,28 +271,32 @@ def _capture(verbs: _Verbs) -> None:
 
 
 def _analyze(verbs: _Verbs) -> None:
-    """`lagom analyze TRACE...`: what overlap a job has, what contention costs it, what to do."""
-    parser = verbs.add_parser("analyze", help="say what overlap profiler traces show", description=_analyze.__doc__)
+    """`lagom analyze TRACE...`: how much of a job's communication overlaps, what contention costs, what to change."""
+    parser = verbs.add_parser(
+        "analyze", help="what traces show of overlap, and what to change", description=_analyze.__doc__
+    )
     parser.add_argument(
         "traces",
         type=path,
         nargs="*",
         metavar="TRACE",
         help="Kineto JSON (.json, .json.gz, .tar.gz), Nsight Systems SQLite, NCCL Inspector JSON lines, flight "
-        "recorder dumps (JSON or pickle), or a folder of them; one rank per parallel role suffices; or profiles of our "
-        "NCCL plug-in (profile.RANK.bin)",
+        "recorder dumps (JSON or pickle), profiles of our NCCL plug-in (profile.RANK.bin), or a folder of them; one "
+        "rank per parallel role is enough",
     )
     parser.add_argument("--example", action="store_true", help="analyse a made-up trace that comes with the package")
-    parser.add_argument("--against", type=path, metavar="B", help="another run's trace or folder: say what changed")
+    parser.add_argument("--against", type=path, metavar="B", help="trace or folder of another run: say what changed")
     parser.add_argument("--compat", choices=_COMPAT, help="print HolisticTraceAnalysis's figures")
     parser.add_argument(
-        "--cluster", metavar="NAME", help="the traces' machine, a preset or a file of one, by default by their GPU"
+        "--cluster", type=word, metavar="NAME", help="cluster of the traces, a preset or a file (default: by their GPU)"
     )
-    parser.add_argument("--pattern", metavar="REGEX", help="regular expression of further kernels that communicate")
+    parser.add_argument(
+        "--pattern", type=word, metavar="REGEX", help="regular expression for more communication kernels"
+    )
     parser.add_argument(
         "--anonymise",
         action="store_true",
-        help="numbers instead of the names of files, kernels and communicators in everything written",
+        help="write numbers in place of the names of files, kernels and communicators",
     )
     parser.add_argument("--jobs", type=jobs, metavar="N", help="processes that read (default: one per core)")
     parser.add_argument("--out", type=path, metavar="DIR", help="new folder for run.json, report.html, timeline.json")
@@ -290,23 +304,23 @@ def _analyze(verbs: _Verbs) -> None:
 
 
 def _run(verbs: _Verbs) -> None:
-    """`lagom run -- COMMAND`: a training command with our plug-in and hooks loaded: watched, tuned, or set by a file.
+    """`lagom run -- COMMAND`: run a training command with our plug-in and hooks: watched, tuned, or set from a file.
 
     The command takes this process's place: its streams, signals and exit code are the job's own. Only a proof by
-    restarts starts it again and again, and ends with the proof.
+    restarts runs it several times, and exits by itself.
     """
     parser = verbs.add_parser(
-        "run", help="run a training command watched, tuned or configured", description=_run.__doc__
+        "run", help="run a training command: watched, tuned or configured", description=_run.__doc__
     )
     way = parser.add_mutually_exclusive_group()
-    way.add_argument("--observe", action="store_true", help="change nothing: record, warn, say what could be reached")
+    way.add_argument("--observe", action="store_true", help="change nothing: record what runs, say what could be set")
     way.add_argument("--online", action="store_true", help="tune the job's collectives while it runs")
     way.add_argument(
         "--prove",
         type=path,
         metavar="WHAT",
-        help="judge what --config takes against the job's own default, by the sequential test of every verdict: saved "
-        "settings in turns inside the job, anything else by restarts of it",
+        help="compare WHAT, which is anything that --config takes, with the job's default by a sequential test: saved "
+        "settings inside the job, anything else by restarting it",
     )
     parser.add_argument(
         "--config",
@@ -319,56 +333,59 @@ def _run(verbs: _Verbs) -> None:
         "--restarts",
         type=restarts,
         metavar="N",
-        help=f"pairs of restarts of the job at most, with --prove ({LEAST_RESTARTS} to {MOST_RESTARTS}, default: "
-        f"{RESTARTS}); saved settings are proven by restarts, too, if this is given",
+        help=f"at most N pairs of restarts (with --prove; {LEAST_RESTARTS} to {MOST_RESTARTS}, default: {RESTARTS}); "
+        "if given, saved settings are proven by restarts, too",
     )
-    parser.add_argument("--tuner", metavar="NAME", help="what searches with --online, as of lagom tune (default: ours)")
+    parser.add_argument("--tuner", type=word, metavar="NAME", help="what searches (with --online; default: ours)")
     parser.add_argument(
         "--compare",
         type=names,
         default=(),
         metavar="NAMES",
-        help="other tuners by comma, with --online: each searches, too, and all results run against the default in "
-        "turns; only --tuner's may be adopted",
+        help="other tuners, separated by commas (with --online): each searches, too, and all results run in turns with "
+        "the default; only that of --tuner may be adopted",
     )
     parser.add_argument(
         "--job-steps",
         type=job_steps,
         metavar="N",
-        help="about how many steps the job makes, with --online: in a long job the search goes on while that pays",
+        help="roughly how many steps the job has (with --online): in a long job the search continues while it pays",
     )
-    parser.add_argument("--out", type=path, metavar="DIR", help="new folder for what is written (default: lagom-runs/)")
+    parser.add_argument("--out", type=path, metavar="DIR", help="new folder for the files (default: below lagom-runs/)")
     _debug(parser)
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the training command")
 
 
 def _selftest(verbs: _Verbs) -> None:
-    """`lagom selftest --nccl`: asks this box's NCCL for every setting; says what ran, how long, and whether it was
-    right.
+    """`lagom selftest --nccl`: ask this machine's NCCL for every setting; say what ran, how fast, how correctly.
 
-    Saves a capability map that tuning goes by afterwards. Exit code 1 where a result was wrong.
-    """  # noqa: D205 - the help's first sentence
+    Saves a capability map, which tuning uses from then on. Exit code 1 if a result was wrong.
+    """
     parser = verbs.add_parser(
-        "selftest", help="what this box's NCCL does of what is asked", description=_selftest.__doc__
+        "selftest", help="test which settings this machine's NCCL obeys", description=_selftest.__doc__
     )
     parser.add_argument(
-        "--nccl", action="store_true", help="test NCCL on this box's GPUs (needed: there is no other yet)"
+        "--nccl", action="store_true", help="test NCCL on this machine's GPUs (required; there is no other test yet)"
     )
-    parser.add_argument("--gpus", type=int, metavar="N", help="how many GPUs take part (default: all)")
+    parser.add_argument("--gpus", type=int, metavar="N", help="number of GPUs (default: all)")
     parser.add_argument(
-        "--ranks-per-gpu", type=int, default=1, metavar="K", help="2: one GPU will do (NCCL 2.30.3 on; default: 1)"
+        "--ranks-per-gpu",
+        type=int,
+        default=1,
+        metavar="K",
+        help="with 2, one GPU is enough (default: 1; NCCL 2.30.3 or later)",
     )
-    parser.add_argument("--library", type=path, metavar="PATH", help="libnccl.so.2 (default: the one torch has loaded)")
-    parser.add_argument("--minutes", type=float, default=10.0, metavar="M", help="start nothing after (default: 10)")
-    parser.add_argument("--out", type=path, metavar="DIR", help="new folder for the files (default: lagom-runs/)")
+    parser.add_argument("--library", type=path, metavar="PATH", help="libnccl.so.2 (default: the one that torch loads)")
+    parser.add_argument(
+        "--minutes", type=float, default=10.0, metavar="M", help="start no test after M minutes (default: 10)"
+    )
+    parser.add_argument("--out", type=path, metavar="DIR", help="new folder for the files (default: below lagom-runs/)")
     _json_and_debug(parser)
 
 
 def _export(verbs: _Verbs) -> None:
-    """`lagom export RUN`: what a run found, in the forms that a job, NCCL or a framework reads."""
-    parser = verbs.add_parser(
-        "export", help="write a run's configuration for a job to read", description=_export.__doc__
-    )
+    """`lagom export RUN`: write what a run found in a format that a job, NCCL or a framework reads."""
+    parser = verbs.add_parser("export", help="write a run's settings for a job to read", description=_export.__doc__)
     parser.add_argument(
         "folder", type=path, metavar="RUN", help="folder of lagom tune or run --online, or saved settings"
     )
@@ -377,7 +394,7 @@ def _export(verbs: _Verbs) -> None:
         action="append",
         choices=FORMATS,
         required=True,
-        help="what to write; may be given several times",
+        help="what to write; can be given several times",
     )
     parser.add_argument(
         "--group",
@@ -385,119 +402,128 @@ def _export(verbs: _Verbs) -> None:
         default=[],
         type=group,
         metavar="NAME=GROUP",
-        help="megatron_yaml: Megatron's group for a communicator of the run",
+        help="with megatron_yaml: Megatron's group for a communicator of the run",
     )
     parser.add_argument(
-        "--out", type=path, metavar="DIR", help="folder to write into, made if it is not there (default: RUN)"
+        "--out", type=path, metavar="DIR", help="folder to write into, created if missing (default: RUN)"
     )
     _json_and_debug(parser)
 
 
 def _diff(verbs: _Verbs) -> None:
-    """`lagom diff A B`: two runs of any verb, or two traces: what was set otherwise, times, and whether they differ."""
+    """`lagom diff A B`: compare two runs of any verb, or two traces: settings, times, and whether these differ."""
     parser = verbs.add_parser("diff", help="compare two runs or two traces", description=_diff.__doc__)
-    parser.add_argument("first", type=path, metavar="A", help="run folder, or trace")
-    parser.add_argument("second", type=path, metavar="B", help="another one")
+    parser.add_argument("first", type=path, metavar="A", help="run folder or trace")
+    parser.add_argument("second", type=path, metavar="B", help="the other run folder or trace")
     _json_and_debug(parser)
 
 
 def _doctor(verbs: _Verbs) -> None:
-    """`lagom doctor`: what this machine and its NCCL can do, what is missing, what would work."""
+    """`lagom doctor`: say what this machine and its NCCL can do, what is missing, and what would work."""
     parser = verbs.add_parser(
-        "doctor", help="what this machine can do and what is missing", description=_doctor.__doc__
+        "doctor", help="say what this machine can do and what is missing", description=_doctor.__doc__
     )
     _json_and_debug(parser)
 
 
 def _list(verbs: _Verbs) -> None:
-    """`lagom list KIND`: models, clusters, GPUs, frameworks, tuners or planners, with what one chooses by."""
-    parser = verbs.add_parser("list", help="list models, clusters, tuners, ...", description=_list.__doc__)
+    """`lagom list KIND`: list models, clusters, GPUs, frameworks, tuners or planners, with what tells them apart."""
+    parser = verbs.add_parser(
+        "list", help="list models, clusters, GPUs, frameworks, tuners, planners", description=_list.__doc__
+    )
     parser.add_argument("kind", choices=LISTED, metavar="KIND", help=", ".join(LISTED))
     _json_and_debug(parser)
 
 
 def _init(verbs: _Verbs) -> None:
-    """`lagom init SOURCE`: a commented job file from a model's name, a Hugging Face config.json, a training script or a
-    trace; on a terminal without SOURCE, by questions.
+    """`lagom init SOURCE`: write a commented job file; without SOURCE, it asks questions on a terminal.
 
-    A script is read, not run: what it does not say is left to be filled in. A trace gives a job for lagom tune
+    A script is read, not run, and what it does not say is left for you to fill in. A trace gives a job for lagom tune
     --from-trace.
-    """  # noqa: D205 - the help's first sentence
-    parser = verbs.add_parser("init", help="write a job file to begin with", description=_init.__doc__)
+    """
+    parser = verbs.add_parser("init", help="write a first job file", description=_init.__doc__)
     parser.add_argument(
         "source",
         nargs="?",
         metavar="SOURCE",
-        help="a model's name (lagom list models), a config.json, a model file, SCRIPT.py, or a trace",
+        help="a model's name (lagom list models), a Hugging Face config.json, a model file, a training script, or a "
+        "trace",
     )
     parser.add_argument(
-        "--cluster", metavar="NAME", help="a preset (lagom list clusters) or a file of one; needed with a model"
+        "--cluster",
+        type=word,
+        metavar="NAME",
+        help="a preset (lagom list clusters) or a cluster file; required with a model",
     )
-    parser.add_argument("--gpus", type=count, metavar="N", help="GPUs to train on; needed with a model")
+    parser.add_argument("--gpus", type=count, metavar="N", help="number of GPUs; required with a model")
     parser.add_argument("--seq-len", type=count, metavar="N", help="tokens per sequence (default 4096)")
     parser.add_argument(
         "--out", type=path, default=Path("job.toml"), metavar="FILE", help="new file (default job.toml)"
     )
-    parser.add_argument("--check", action="store_true", help="write nothing: say whether it fits and what a step takes")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; say whether it fits and how long a step takes"
+    )
     _debug(parser)
 
 
 def _show(verbs: _Verbs) -> None:
-    """`lagom show FILE`: a run folder, plan, settings, plug-in table, capture or job file, in words."""
+    """`lagom show FILE`: say in words what a run folder, plan, settings, plug-in table, capture or job file holds."""
     parser = verbs.add_parser("show", help="say what a run or a file holds", description=_show.__doc__)
-    parser.add_argument("file", type=path, metavar="FILE", help="what to show, a file or a run folder")
+    parser.add_argument("file", type=path, metavar="FILE", help="file or run folder")
     _json_and_debug(parser)
 
 
 def _runs(verbs: _Verbs) -> None:
-    """`lagom runs`: the run folders that there are, the latest first."""
-    parser = verbs.add_parser("runs", help="list the run folders that there are", description=_runs.__doc__)
+    """`lagom runs`: list run folders, the latest first."""
+    parser = verbs.add_parser("runs", help="list run folders", description=_runs.__doc__)
     parser.add_argument(
-        "folder", type=path, nargs="?", metavar="DIR", help="what they lie in (default: here and lagom-runs)"
+        "folder", type=path, nargs="?", metavar="DIR", help="where to look (default: this folder and lagom-runs)"
     )
     _json_and_debug(parser)
 
 
 def _open(verbs: _Verbs) -> None:
-    """`lagom open RUN`: the page of a run, in the browser."""
+    """`lagom open RUN`: open the report of a run in the browser."""
     parser = verbs.add_parser("open", help="open the report of a run", description=_open.__doc__)
     parser.add_argument("folder", type=path, nargs="?", metavar="RUN", help="run folder (default: the latest)")
     _debug(parser)
 
 
 def _watch(verbs: _Verbs) -> None:
-    """`lagom watch RUN`: follow a run of lagom tune or lagom run that goes on: state, steps left, H, best so far.
+    """`lagom watch RUN`: follow a lagom tune or lagom run in progress: its state, the steps left, the best so far.
 
-    Redraws on a terminal, elsewhere writes a line when something has changed; ends when the run ends.
+    On a terminal it redraws; elsewhere it writes a line when something has changed. It ends with the run.
     """
-    parser = verbs.add_parser("watch", help="follow a run that goes on", description=_watch.__doc__)
+    parser = verbs.add_parser("watch", help="follow a run in progress", description=_watch.__doc__)
     parser.add_argument(
         "folder", type=path, nargs="?", metavar="RUN", help="run folder (default: the latest here or in lagom-runs)"
     )
-    parser.add_argument("--once", action="store_true", help="say where it is now, and end")
+    parser.add_argument("--once", action="store_true", help="print the current state and exit")
     _debug(parser)
 
 
 def _resume(verbs: _Verbs) -> None:
-    """`lagom resume RUN`: go on with a run of lagom tune that was interrupted or killed, in its folder.
+    """`lagom resume RUN`: continue a run of lagom tune that was interrupted or killed, in its folder.
 
-    Its journal is replayed: what was measured is not measured again. Other verbs say why they cannot.
+    Its journal is replayed: nothing is measured twice. Runs of other verbs cannot be resumed.
     """
-    parser = verbs.add_parser("resume", help="go on with a tuning run that was cut off", description=_resume.__doc__)
+    parser = verbs.add_parser("resume", help="continue an interrupted tuning run", description=_resume.__doc__)
     parser.add_argument("folder", type=path, metavar="RUN", help="run folder")
-    parser.add_argument("--details", action="store_true", help="every collective of every group, however many")
+    parser.add_argument("--details", action="store_true", help="show every collective of every group")
     _json_and_debug(parser)
 
 
 def _completion(verbs: _Verbs) -> None:
-    """`lagom completion SHELL`: a script by which the shell completes verbs, flags and their values."""
-    parser = verbs.add_parser("completion", help="complete in bash, zsh or fish", description=_completion.__doc__)
+    """`lagom completion SHELL`: print a script that makes the shell complete verbs, flags and values."""
+    parser = verbs.add_parser(
+        "completion", help="shell completion for bash, zsh and fish", description=_completion.__doc__
+    )
     parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
     _debug(parser)
 
 
 def _docs(verbs: _Verbs) -> None:
-    """`lagom docs [PAGE]`: the documentation of this version, in the terminal; without a page, what pages there are."""
+    """`lagom docs [PAGE]`: read this version's documentation in the terminal; without PAGE, list the pages."""
     parser = verbs.add_parser("docs", help="read the documentation", description=_docs.__doc__)
     parser.add_argument("page", nargs="?", metavar="PAGE", help="such as accuracy, online, howto/no_gain")
     _debug(parser)

@@ -4,9 +4,11 @@ import argparse
 import sys
 from dataclasses import replace
 
+from rich.console import Console
 from rich.text import Text
 
 from lagom_overlap.cli.output import show
+from lagom_overlap.cli.progress import PlainLines, is_terminal
 from lagom_overlap.cli.stdout import say, visible
 from lagom_overlap.errors import JobError
 from lagom_overlap.stderr import write_lines
@@ -26,7 +28,9 @@ def run(arguments: argparse.Namespace) -> int:
             out=arguments.out,
             only_checks=arguments.check,
         )
-    result = run_init(request)
+    log = Console(stderr=True)
+    with log.status("choosing a layout") if is_terminal() else PlainLines("init", "choosing a layout"):
+        result = run_init(request)
     written = [f"Written: {', '.join(map(str, result.files))}"] if result.files else []
     if written or result.notes:
         show(Text("\n".join((*written, *map(visible, result.notes)))))
@@ -39,8 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _asked() -> InitRequest:
     if sys.stdin is None or not sys.stdin.isatty() or not sys.stdout.isatty():
         raise JobError(
-            "what is the job of? lagom init MODEL --cluster NAME --gpus N, or a config.json, a training script "
-            "(SCRIPT.py) or a trace in place of MODEL; on a terminal, questions"
+            "name a model: lagom init MODEL --cluster NAME --gpus N; MODEL may also be a config.json, a "
+            "training script or a trace; on a terminal it asks"
         )
     try:
         return asked_for(input, write_lines)

@@ -51,7 +51,11 @@ Verbs: TypeAlias = "argparse._SubParsersAction[Any]"
 
 def full_parser(wanted: str = "") -> tuple[_Parser, Verbs]:
     """The parser and its verbs; of a verb that is named, that alone: importing all may take longer than running one."""
-    parser = _Parser(prog="lagom", description="Give each collective just enough of the machine.")
+    parser = _Parser(
+        prog="lagom",
+        description="Give each collective just enough of the machine.",
+        epilog="Next: lagom analyze --example",
+    )
     parser.add_argument("--version", action="version", version=f"lagom {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     if wanted == "--version":

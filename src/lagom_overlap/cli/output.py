@@ -16,6 +16,7 @@ from lagom_overlap.cli.stdout import encoding, say
 LEAST_WIDTH: Final = 24
 """Columns that no table does without; a narrower terminal breaks the lines itself."""
 _MAX_DIGITS: Final = 6
+"""A COLUMNS of more digits is no width."""
 EXIT_UNWRITTEN: Final = 2
 """The result was printed, and a file of it could not be written."""
 WIDTH: Final = 80
@@ -27,14 +28,15 @@ _WRITTEN_OUT: Final = str.maketrans(
 
 
 _BOUND: Final = "\ue000"
-"""Stands for the blank between a number and its unit while lines are broken: rich breaks at every blank of Unicode."""
+"""Stands for a blank at which no line is broken, before a unit or a verb of ours: rich breaks at any of Unicode's."""
 _UNIT: Final = re.compile(
     r"(?<=\d) (?=(?:%|[num]?s|[KMGT]i?B|B|[KMGT]?B/s|tokens/s|TFLOP/s|GPUs?|ranks?|steps?|channels?)(?![\w/]))"
+    r"|(?<=\blagom) (?=[a-z])|(?<=\blagom docs) (?=[a-z])"
 )
 
 
 class _Console(Console):
-    """A console that parts no number from its unit."""
+    """A console that parts no number from its unit, and no verb of ours from its `lagom`."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """As rich's, of a text with its numbers bound."""

@@ -22,6 +22,8 @@ from lagom_overlap.units import format_percent
 from lagom_overlap.verbs.plan import PlanRequest, check_request, run_plan, step_check
 from lagom_overlap.verbs.plan_problem import PlanFlags, job_or_capture, read_input
 
+NO_CHANGE: Final = 0.0005
+"""A gain that the headline rounds to none."""
 PLAN_FLAGS: Final = ("planner", "carrier", "cluster", "times", "work", "apply", "execute", "sets")
 
 
@@ -61,17 +63,23 @@ def run(arguments: argparse.Namespace) -> int:
     files = {path.name: path for path in result.files}
     if files:
         say(f"\nReport: {files['report.html']}\nPlan: {files['plan.toml']}")
-    say(f"\nNext: {_following(result, arguments)}")
+    say(f"\nNext: {_following(result, arguments, has_model=given.step is not None)}")
     return _code()
 
 
-def _following(result: PlanResult, arguments: argparse.Namespace) -> str:
-    """What takes the plan, or shows it; where it is no file yet, the same command that writes it."""
+def _following(result: PlanResult, arguments: argparse.Namespace, *, has_model: bool) -> str:
+    """What takes the plan, or shows it; where it is no file yet, the same command that writes it.
+
+    A plan that nobody runs and that gains nothing is no file worth writing: other changes of the job may be.
+    """
     written: Path | None = arguments.out or arguments.apply
     if written is not None and result.carrier is Carrier.FSDP2 and result.step.plan.settings is not None:
         return f"lagom run --prove {shlex.quote(str(written))} -- COMMAND"
     if arguments.out is not None:
         return f"lagom open {shlex.quote(str(arguments.out))}"
+    times = result.iteration_s
+    if has_model and result.carrier is None and times.before / times.after < 1 + NO_CHANGE:
+        return f"lagom simulate {typed(arguments, ('sets',))}    # whether a change of the job would pay"
     return f"lagom plan {typed(arguments, PLAN_FLAGS)} --out {new_folder('planned')}    # writes it as a file"
 
 

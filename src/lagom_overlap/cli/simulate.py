@@ -1,7 +1,4 @@
-"""`lagom simulate JOB.toml`: predict an iteration: time, MFU, memory, what is exposed and what is stretched.
-
-With --profile: measure the job's operators on this machine, fit the cost model, write it as a cluster file.
-"""
+"""`lagom simulate JOB.toml`: predict an iteration: time, MFU, memory, what is exposed and what is stretched."""
 
 import argparse
 from pathlib import Path
@@ -12,7 +9,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from lagom_overlap.cli.output import show
 from lagom_overlap.cli.progress import PlainLines, is_terminal
-from lagom_overlap.cli.stdout import say
+from lagom_overlap.cli.stdout import named, say
 from lagom_overlap.cli.typed import typed
 from lagom_overlap.errors import JobError
 from lagom_overlap.interrupts import exit_code
@@ -46,13 +43,11 @@ def run(arguments: argparse.Namespace) -> int:
                 f"--{flag.replace('_', '-')} goes with --model; a job file says so itself (or --set KEY=VALUE)"
             )
     variants = JobVariants.read(arguments.job, arguments.sets)
-    if variants.axes and not arguments.profile:
+    if variants.axes:
         with _Progress() as progress:
             ranked = run_variants(variants, arguments.out, progress)
         return _show_layouts(ranked, arguments)
     job = Job(variants.one())
-    if arguments.profile:
-        return _profile(job, arguments)
     if job.spec.model is not None and job.spec.model.capture is not None:
         return _captured(job, arguments)
     result = run_simulate(SimulateRequest(job=job, out=arguments.out))
@@ -69,10 +64,9 @@ def _layouts(arguments: argparse.Namespace) -> int:
     for flag in ("cluster", "gpus"):
         if getattr(arguments, flag) is None:
             raise JobError(f"--model needs --{flag} too, such as --cluster h100_dgx --gpus 64")
-    for flag in ("sets", "profile"):
-        if getattr(arguments, flag):
-            raise JobError(f"--{flag.rstrip('s')} goes with a job file, not with --model")
-    frameworks = tuple(filter(None, map(str.strip, (arguments.framework or "").split(",")))) or FRAMEWORKS
+    if arguments.sets:
+        raise JobError("--set goes with a job file, not with --model")
+    frameworks = FRAMEWORKS if arguments.framework is None else tuple(map(str.strip, arguments.framework.split(",")))
     request = LayoutsRequest(
         model=arguments.model,
         cluster=arguments.cluster,
@@ -126,7 +120,7 @@ class _Progress:
 
 
 def _captured(job: Job, arguments: argparse.Namespace) -> int:
-    from lagom_overlap.verbs.simulate_capture import simulate_capture  # noqa: PLC0415 - seldom asked for
+    from lagom_overlap.verbs.simulate import simulate_capture  # noqa: PLC0415 - seldom asked for
 
     result = simulate_capture(job, arguments.out)
     if arguments.json:
@@ -146,20 +140,5 @@ def _plan_line(arguments: argparse.Namespace) -> str:
 def _say_files(written: tuple[Path, ...]) -> None:
     files = {path.name: path for path in written}
     if files:
-        say(f"\nReport: {files['report.html']}\nTimeline (Perfetto): {files['timeline.json']}")
-
-
-def _profile(job: Job, arguments: argparse.Namespace) -> int:
-    # Not at the top: seldom asked for, and it loads the fit.
-    from lagom_overlap.report.simulate import profile_summary  # noqa: PLC0415
-    from lagom_overlap.verbs.simulate_profile import run_profile  # noqa: PLC0415
-
-    if arguments.out is None:
-        raise JobError("--profile writes a cluster file: give --out DIR")
-    result = run_profile(job, arguments.out)
-    if arguments.json:
-        say(result.to_json())
-        return 0
-    show(profile_summary(result))
-    say(f'\nUse it: [cluster] preset = "{result.files[0].resolve()}"')
-    return 0
+        say("\n" + named(files["report.html"], "Report"))
+        say(named(files["timeline.json"], "Timeline (Perfetto)"))

@@ -26,13 +26,14 @@ class Gpu:
     `hbm_bytes_per_s` is the bandwidth that a copy achieves, not the datasheet's peak (A40: 600 of 696 GB/s);
     `gemm_flops` is the dense bf16 rate that a large matrix product achieves. On AMD GPUs a compute unit counts as an SM
     and the last-level cache (Infinity Cache) as the L2; `num_xcds` is the number of dies over which the hardware
-    distributes the workgroups of a kernel round-robin (NVIDIA: 1).
+    distributes the workgroups of a kernel round-robin (NVIDIA: 1), `channel_xcds` over how many of them it
+    distributes the channels of a collective (0: all).
 
     `fp8`, `mxfp8` and `nvfp4` say whether the GPU multiplies one-byte operands with a scale per tensor, one-byte
     operands with a scale per 32 elements, and half-byte operands.
 
     `gpc_sms` are the SMs of each GPC, inside which a thread-block cluster runs (empty: not known), and
-    `gpc_first_sms` how many of them single blocks take before all others (`cost.placement`).
+    `gpc_first_sms` how many of them single blocks take before all others (`cost.persistent`).
     """
 
     name: str
@@ -42,6 +43,7 @@ class Gpu:
     l2_bytes: int
     memory_bytes: int
     num_xcds: int = 1
+    channel_xcds: int = 0
     fp8: bool = False
     mxfp8: bool = False
     nvfp4: bool = False
@@ -58,6 +60,10 @@ class Gpu:
         if self.num_xcds < 1 or self.num_sms % self.num_xcds:
             raise JobError(
                 f"gpu {self.name!r}: num_xcds is {self.num_xcds}, must divide num_sms, which is {self.num_sms}"
+            )
+        if not 0 <= self.channel_xcds <= self.num_xcds:
+            raise JobError(
+                f"gpu {self.name!r}: channel_xcds is {self.channel_xcds}, must lie in 0..{self.num_xcds}, its num_xcds"
             )
         if self.gpc_sms and (min(self.gpc_sms) < 1 or sum(self.gpc_sms) != self.num_sms):
             raise JobError(f"gpu {self.name!r}: gpc_sms is {self.gpc_sms}, must be positive and sum to {self.num_sms}")

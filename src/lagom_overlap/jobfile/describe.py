@@ -24,7 +24,7 @@ ONE_SIDED = (
     "The computation's side ({keys}) was not searched: tuner {tuner!r} knows the collectives only, "
     "'both_sides' searches both."
 )
-ENDED_BY_ITSELF = "Tuner {tuner} ended by itself after {done} measurements, of the {asked} of [tune] budget."
+ENDED_BY_ITSELF = "Tuner {tuner} stopped by itself after {done} of the {asked} measurements of [tune] budget."
 OUT_OF_BUDGET = "The search was ended by its budget, not by the tuner: more measurements may find more."
 
 

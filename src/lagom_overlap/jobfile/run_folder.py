@@ -56,7 +56,6 @@ class RunKind(StrEnum):
     EMULATE = "emulate"
     LAYOUTS = "layouts"
     PLAN = "plan"
-    PROFILE = "profile"
     REPRODUCE = "reproduce"
     RUN = "run"
     SELFTEST = "selftest"
@@ -74,7 +73,6 @@ _FORMS: Final = MappingProxyType(
     {
         RunKind.COMPARE_PLANNERS: "compare (planners)",
         RunKind.LAYOUTS: "simulate (layouts)",
-        RunKind.PROFILE: "simulate (profile)",
         RunKind.SIMULATE_CAPTURE: "simulate (capture)",
     }
 )
@@ -302,11 +300,11 @@ class SavedRun:
 
 def list_runs(folder: Path) -> tuple[SavedRun, ...]:
     """Every run in a folder and in its `lagom-runs`, the latest first; what is no run folder is passed over."""
-    found = []
+    runs = []
     for place in (folder, folder / RUNS_FOLDER):
         for path in place.iterdir() if place.is_dir() else ():
             try:
-                found.append(RunFolder.read(path))
+                runs.append(RunFolder.read(path))
             except (JobError, BundleError, OSError):  # a run that has not ended, something else, or not ours to read
                 continue
-    return tuple(sorted(found, key=lambda run: (run.record.date, run.path.name), reverse=True))
+    return tuple(sorted(runs, key=lambda run: (run.record.date, run.path.name), reverse=True))

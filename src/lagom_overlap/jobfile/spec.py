@@ -6,7 +6,7 @@ format is described in docs/formats.md.
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
@@ -17,13 +17,12 @@ import msgspec
 from msgspec import Meta
 
 from lagom_overlap.collective import Algorithm, CollectiveKind, LaunchOrder, Protocol, StreamPriority, Transport
-from lagom_overlap.errors import JobError, MissingDependencyError, UnknownNameError, did_you_mean, in_words
+from lagom_overlap.errors import JobError, MissingDependencyError, UnknownNameError, allowed_names, in_words
 from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.record import read_regular, starts_with
 from lagom_overlap.registry import BACKENDS, PLANNERS, TUNERS, checked_options, entry_point_names, load
-from lagom_overlap.toml_tables import Count, Name, Size, parse_toml, types_in
+from lagom_overlap.toml_tables import Count, Name, Size, parse_toml, size_bytes, types_in
 from lagom_overlap.tuners.registry import OURS
-from lagom_overlap.tuners.warm_start import WarmSource
 from lagom_overlap.units import GBIT_PER_S
 from lagom_overlap.workload.parallel import ParallelTable
 from lagom_overlap.workload.precision import ATTENTION_FORMATS, DType, ProductFormat
@@ -178,8 +177,7 @@ class BudgetTable(Spec, frozen=True):
 class TuneTable(Spec, frozen=True):
     """`[tune]`: the tuner and its options, the space, the budget, the verdict.
 
-    `warm_start` is where the search may begin: "simulator", "nccl", or a run folder, configs.toml or profiler trace,
-    seen from the job file.
+    `warm_start` is the run folder where the search may begin, seen from the job file.
     """
 
     tuner: Name = OURS
@@ -359,7 +357,7 @@ _FILES: Final[Mapping[tuple[str, str], Callable[[str], bool]]] = {
     ("cluster", "gpu"): lambda name: name.endswith(".toml"),
     ("model", "name"): lambda name: name.endswith(".toml"),
     ("model", "capture"): lambda _: True,
-    ("tune", "warm_start"): lambda name: name not in list(WarmSource),
+    ("tune", "warm_start"): lambda _: True,
     ("plan", "times"): lambda name: name not in list(TimesSource),
     ("program", "script"): lambda _: True,
 }
@@ -409,7 +407,19 @@ def parse_job(raw: dict[str, Any], where: str, *, may_lack_work: bool = False) -
             raise JobError(f"{where}: {_unknown('parallel.', key, ParallelTable)}")
     _check_together(spec, where, may_lack_work=may_lack_work)
     _check_named(spec)
+    for key, size in _sizes(spec):
+        size_bytes(size, f"{where}: {key}")
     return spec
+
+
+def _sizes(spec: JobSpec) -> Iterator[tuple[str, str | int]]:
+    """Sizes that a file may write with a unit, each with its key: a wrong one is refused whichever verb reads it."""
+    if spec.plan.memory_limit is not None:
+        yield "plan.memory_limit", spec.plan.memory_limit
+    if spec.parallel is not None and spec.parallel.bucket_bytes is not None:
+        yield "parallel.bucket_bytes", spec.parallel.bucket_bytes
+    for key in ("chunk_bytes", "slice_bytes"):
+        yield from ((f"tune.space.{key}", size) for size in getattr(spec.tune.space, key) or ())
 
 
 def _check_named(spec: JobSpec) -> None:
@@ -534,14 +544,14 @@ def _table_in(types: list[type]) -> type | None:
 
 def _unknown(place: str, key: str, table: type) -> str:
     allowed = sorted(_keys_of(table))
-    return f"unknown key {place + key!r}{did_you_mean(key, allowed)}; allowed: {', '.join(allowed)}"
+    return f"unknown key {place + key!r}{allowed_names(key, allowed)}"
 
 
 def _explain(message: str, raw: dict[str, Any]) -> str:
     """One line for a msgspec complaint: the key, the value, what is allowed."""
-    found = _PATH.search(message)
-    path = found[1] if found else ""
-    complaint = message[: found.start()] if found else message
+    place = _PATH.search(message)
+    path = place[1] if place else ""
+    complaint = message[: place.start()] if place else message
     key = path.lstrip(".")
     if unknown := _UNKNOWN.match(complaint):
         table = _table_in(_types_at(path))

@@ -30,8 +30,13 @@ from lagom_overlap.workload.parallel import (
 from lagom_overlap.workload.parallel.check import check_layout
 from lagom_overlap.workload.precision import ATTENTION_FORMATS, Precision, ProductFormat
 from lagom_overlap.workload.step import IssueRules, changes_of, load_rules, rules_in_release
-from lagom_overlap.workload.step.framework_file import framework_file
-from lagom_overlap.workload.step.switches import TAKEN_ANYWHERE, dispatchers, has_dispatcher, switches
+from lagom_overlap.workload.step.framework_file import (
+    TAKEN_ANYWHERE,
+    dispatchers,
+    framework_file,
+    has_dispatcher,
+    switches,
+)
 
 MAX_PASSES: Final = 1 << 14
 """Layers of all micro-batches of a step that is written out: as many are 600,000 operations, 20 s and 0.8 GB."""
@@ -308,13 +313,13 @@ def _check_block_scaled(spec: JobSpec, framework: str, gpu: Gpu) -> None:
     """
     precision, can = spec.precision, framework == "megatron" and gpu.mxfp8
     for key in ("attention", "head"):
-        found = getattr(precision, key)
-        if found is ProductFormat.PARAMETER:
+        given = getattr(precision, key)
+        if given is ProductFormat.PARAMETER:
             continue
-        if found is not ProductFormat.MXFP8 or not can:
+        if given is not ProductFormat.MXFP8 or not can:
             allowed = ", ".join(ATTENTION_FORMATS if can else ATTENTION_FORMATS[:1])
             raise JobError(
-                f"precision.{key} is {found}, must be {allowed} on {gpu.name} with framework {framework}; "
+                f"precision.{key} is {given}, must be {allowed} on {gpu.name} with framework {framework}; "
                 "mxfp8 needs framework megatron and a GPU that has it (gpu.mxfp8)"
             )
         if precision.products is not ProductFormat.MXFP8:

@@ -10,6 +10,7 @@ and ranks without it issue different collectives.
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from math import inf
 from pathlib import Path
 
 from lagom_overlap.engines.bounded import BoundedCalls, Overdue
@@ -58,21 +59,39 @@ def on_all(exchange: Exchange, checksum: str, refusal: str, change: Callable[[],
         exchange.close()
 
 
-def meet(open_store: Callable[[str], Store], *, rank: int, num_ranks: int, timeout_s: float) -> Exchange:
+def meet(
+    open_store: Callable[[str], Store],
+    *,
+    rank: int,
+    num_ranks: int,
+    timeout_s: float,
+    trouble: Callable[[], str] = str,
+    longest_s: Callable[[], float] = lambda: inf,
+) -> Exchange:
     """The exchange of the ranks that meet; a restarted process may find the store of its predecessor.
+
+    The arguments are those of `Exchange`.
 
     Raises:
         StoreLost: if the store does not answer in time.
     """
     arriving = BoundedCalls("lagom-meet")
     try:
-        arrived = arriving.call(lambda: open_store("table").add("arrived", 1), timeout_s)
+        arrived = arriving.call(lambda: open_store("table").add("arrived", 1), min(timeout_s, longest_s()))
     except (RuntimeError, Overdue) as error:
         raise StoreLost(f"the job's store does not answer: {error}") from error
     finally:
         arriving.close()
     reopen = partial(open_store, f"table/{(arrived - 1) // num_ranks}")
-    return Exchange(reopen(), rank=rank, num_ranks=num_ranks, timeout_s=timeout_s, reopen=reopen)
+    return Exchange(
+        reopen(),
+        rank=rank,
+        num_ranks=num_ranks,
+        timeout_s=timeout_s,
+        reopen=reopen,
+        trouble=trouble,
+        longest_s=longest_s,
+    )
 
 
 def _prepared(plugin: TunerPlugin, environment: Mapping[str, str], num_ranks: int) -> str:

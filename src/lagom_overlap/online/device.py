@@ -8,7 +8,8 @@ neighbour's. The same holds in threads of ours, whose current device is GPU 0 wh
 
 import weakref
 from contextlib import suppress
-from typing import Any
+from math import inf
+from typing import Any, Final
 
 import torch
 from torch import distributed as dist
@@ -17,6 +18,10 @@ from torch.distributed import distributed_c10d as c10d
 
 from lagom_overlap.nccl_plugin.loaded import loaded_nccl
 from lagom_overlap.nccl_plugin.support import NcclVersion
+
+SHARE_OF_TIMEOUT: Final = 1 / 8
+"""Of what the job's groups give a call, for one wait of ours: another rank may stand in such a call meanwhile, and at
+most four waits follow each other (three connections to the store, and a question), so half of it is left."""
 
 _trained: list[weakref.ref[nn.Module]] = []
 """The model of this process's job, once it is known; one, or none."""
@@ -55,6 +60,18 @@ def backend_of(group: dist.ProcessGroup, device_type: str) -> str:
         return str(_unwrapped(group._get_backend(torch.device(device_type))).name()).lower()
     except RuntimeError:  # the group has none for this device
         return ""
+
+
+def longest_wait_s() -> float:
+    """The longest that this rank may wait for others because of us, by the timeouts of the process groups it is in."""
+    timeouts_s = [inf]
+    group: Any  # the stubs leave out a group's devices
+    for group in list(c10d._world.pg_map):
+        with suppress(Exception):  # a group that is being destroyed, an engine without options, a missing name
+            if group.size() > 1:
+                options = [_unwrapped(group._get_backend(device)).options for device in group._device_types]
+                timeouts_s += [seconds for each in options if (seconds := each._timeout.total_seconds()) > 0]
+    return min(timeouts_s) * SHARE_OF_TIMEOUT
 
 
 def collectives_issued(backend: str, device_type: str) -> dict[str, int]:

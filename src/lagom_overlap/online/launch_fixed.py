@@ -13,18 +13,16 @@ from lagom_overlap.export.env_file import CARVE_OUT_VARIABLE
 from lagom_overlap.export.run_variables import CONFIG_VARIABLE, ENGINE_VARIABLE, TABLE_CHECKSUM_VARIABLE, WORLD_VARIABLE
 from lagom_overlap.export.saved import other_engine, other_world
 from lagom_overlap.nccl_plugin.library import TunerPlugin
-from lagom_overlap.online.agreed_table import apply_on_all, meet
+from lagom_overlap.online.agreed_table import apply_on_all
 from lagom_overlap.online.conclusions import command_text
 from lagom_overlap.online.device import engine_in_use
 from lagom_overlap.online.events import rank_of
 from lagom_overlap.online.guest import say
 from lagom_overlap.online.launch_steps import is_pipelined
-from lagom_overlap.online.one_setting import OneSetting
-from lagom_overlap.online.options import OnlineOptions
+from lagom_overlap.online.one_setting import OneSetting, meet_all
 from lagom_overlap.online.ranks.exchange import StoreLost
 from lagom_overlap.online.routes.carve_out import open_compute_route
 from lagom_overlap.online.routes.compute import ComputeRoute
-from lagom_overlap.online.tuner import store_of
 from lagom_overlap.results.conclusion import Conclusion
 
 CHECKED_STEPS: Final = 2
@@ -133,10 +131,8 @@ def _apply(plugin: TunerPlugin, environment: Mapping[str, str]) -> str:
     """Decides by the launcher's table where all ranks can; why they do not, empty where they do."""
     if TABLE_CHECKSUM_VARIABLE not in environment:
         return ""
-    timeout_s = OnlineOptions().timeout_s
-    rank, num_ranks = dist.get_rank(), dist.get_world_size()
     try:
-        exchange = meet(lambda name: store_of(name, timeout_s), rank=rank, num_ranks=num_ranks, timeout_s=timeout_s)
+        exchange = meet_all()
     except StoreLost as error:  # the others wait for this rank's "yes" in vain, and refuse
         return str(error)
     return apply_on_all(plugin, exchange, environment)

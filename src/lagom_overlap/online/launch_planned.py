@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from torch import distributed as dist
 from torch import nn
 
 from lagom_overlap.engines.fx.fsdp2 import SettingCall, make_calls, setting_calls
@@ -18,19 +17,19 @@ from lagom_overlap.errors import JobError, LagomError
 from lagom_overlap.export.plugin_table import checksum_of
 from lagom_overlap.export.run_variables import CONFIG_VARIABLE, PLAN_CHECKSUM_VARIABLE, PLAN_VARIABLE, WORLD_VARIABLE
 from lagom_overlap.export.saved import other_world
-from lagom_overlap.online.agreed_table import meet, on_all
+from lagom_overlap.online.agreed_table import on_all
 from lagom_overlap.online.conclusions import command_text
 from lagom_overlap.online.events import rank_of
 from lagom_overlap.online.guest import say
-from lagom_overlap.online.one_setting import OneSetting
-from lagom_overlap.online.options import DISABLE_VARIABLE, OnlineOptions, is_disabled
+from lagom_overlap.online.one_setting import OneSetting, meet_all
+from lagom_overlap.online.options import DISABLE_VARIABLE, is_disabled
 from lagom_overlap.online.ranks.exchange import Exchange, InDoubt, StoreLost
-from lagom_overlap.online.tuner import store_of
 from lagom_overlap.record import read_regular
 from lagom_overlap.results.conclusion import Conclusion
 from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
 
 _MAX_BYTES: Final = 64 << 20
+"""Chosen, far above any plan that is known."""
 
 
 class AsStarted(OneSetting):
@@ -72,9 +71,8 @@ class AsStarted(OneSetting):
 
 
 def _told(model: nn.Module, environment: Mapping[str, str]) -> str:
-    timeout_s, rank, num_ranks = OnlineOptions().timeout_s, dist.get_rank(), dist.get_world_size()
     try:
-        exchange = meet(lambda name: store_of(name, timeout_s), rank=rank, num_ranks=num_ranks, timeout_s=timeout_s)
+        exchange = meet_all()
     except StoreLost as error:  # the others wait for this rank's "yes" in vain, and refuse
         return str(error)
     return tell_on_all(model, exchange, environment)

@@ -41,6 +41,7 @@ from lagom_overlap.online.device import (
     collectives_issued,
     engine_in_use,
     job_device,
+    longest_wait_s,
     nccl_in_use,
     note_model,
 )
@@ -51,8 +52,8 @@ from lagom_overlap.online.launch_steps import is_pipelined
 from lagom_overlap.online.options import DISABLE_VARIABLE, OnlineOptions, is_disabled
 from lagom_overlap.online.ranks.exchange import Exchange, Store, StoreLost
 from lagom_overlap.online.ranks.member import Adopted, Member, calls_so_far
-from lagom_overlap.online.ranks.messages import SETTLED, SwitchState
-from lagom_overlap.online.ranks.presence import Presence, RollCall
+from lagom_overlap.online.ranks.messages import SETTLED, SwitchState, WindowPlan, encode
+from lagom_overlap.online.ranks.presence import Presence, RollCall, say_off
 from lagom_overlap.online.replaced_ranks import REPLACED_RANKS
 from lagom_overlap.online.routes.base import GLOO, Route
 from lagom_overlap.online.routes.carve_out import open_compute_route
@@ -148,7 +149,7 @@ class OnlineTuner:
             counts=self._calls_so_far,
             issued=self._issued_so_far,
         )
-        who_is_here = _roll_call(self._world_size, chosen.timeout_s)
+        who_is_here = roll_call(self._world_size, chosen.timeout_s)
         exchange = Exchange(
             store,
             rank=self._rank,
@@ -156,15 +157,17 @@ class OnlineTuner:
             timeout_s=chosen.timeout_s,
             reopen=partial(store_of, name, chosen.timeout_s),
             trouble=lambda: presence.trouble() or who_is_here(),
+            longest_s=longest_wait_s,
         )
+        refuse = partial(_refuse, exchange, name)
         if why := self._why_off(exchange, enabled=enabled):
-            self._refuse(exchange, why)
+            refuse(why)
             self._take_no_part(f"rank {self._rank}: it {why}")
             return
         if self._rank == 0 and (warning := chosen.budget_warning):
             _log.warning("online tuning: %s", warning)
         with contextlib.ExitStack() as undo:
-            undo.callback(self._refuse, exchange, "could not begin")
+            undo.callback(refuse, "could not begin")
             self._engine = engine_in_use()
             computation = compute or open_compute_route()
             self.options = chosen = _settable(chosen, computation)
@@ -302,6 +305,13 @@ class OnlineTuner:
         if (member := self._own) is not None:
             member.stop(reason)
 
+    def release(self) -> None:
+        """For a job that destroys its process groups: no step can follow, and nothing of ours is left open for one."""
+        if (member := self._own) is not None:
+            member.release("the job destroyed its process groups")
+            if self._collectives is not None and self._collectives.name == GLOO:
+                self._collectives.close()
+
     def close(self) -> None:
         """Ends the tuning on all ranks, after this window if they go on. Done by itself when the process ends."""
         PLUGIN_OWNER.release(self._collectives)
@@ -369,7 +379,7 @@ class OnlineTuner:
         try:
             others = exchange.greet(__version__)
         except StoreLost as error:
-            return str(error)
+            return f"found that {error}"
         except Exception as error:  # ours: it must not end the job
             _log.exception("online tuning is off on rank %d", exchange.rank)
             return f"failed: {error}"
@@ -379,14 +389,6 @@ class OnlineTuner:
         level = logging.WARNING if exchange.rank == 0 else logging.INFO
         _log.log(level, "online tuning is off, everything runs untouched: rank %d %s", exchange.rank, why)
         return why
-
-    @staticmethod
-    def _refuse(exchange: Exchange, why: str) -> None:
-        """Tells the other ranks not to wait for this one."""
-        with contextlib.suppress(BackendError):
-            for window in (0, 1):  # the first plan may be out already
-                exchange.veto(window, f"rank {exchange.rank}: it {why}")
-        exchange.close()
 
 
 class _Step(contextlib.AbstractContextManager[None]):
@@ -463,7 +465,44 @@ def _leave(reference: "weakref.ref[OnlineTuner]") -> None:
         tuner.close()
 
 
-def _roll_call(num_ranks: int, timeout_s: float) -> Callable[[], str]:
+def _refuse(exchange: Exchange, name: str, why: str) -> None:
+    """Tells the other ranks not to wait for this one."""
+    words = f"rank {exchange.rank}: it {why}"
+    windows = (0, 1)  # the first plan may be out already
+    try:
+        for window in windows:
+            exchange.veto(window, words)
+    except StoreLost as error:
+        if isinstance(error.__cause__, Overdue):
+            return  # the job's own connection need not answer either, and what asks here cannot stop waiting
+        # Without a thread or a connection of ours the job's own connection does: it has no wait of ours before it.
+        with contextlib.suppress(Exception):
+            store = dist.PrefixStore(f"lagom/{name}", _get_default_store())  # type: ignore[attr-defined]  # as below
+            for window in windows:
+                plan = WindowPlan(window=window, state=SwitchState.OFF, reason=words)
+                store.compare_set(f"plan/{window}", "", encode(plan))
+    finally:
+        exchange.close()
+    tell_others(partial(say_off, why=why))
+
+
+def tell_others(say: Callable[[Store, int, str, str], None]) -> None:
+    """By the job's store, for whoever asks why a rank does not come; a job whose store is lost has other worries.
+
+    Only ranks of `lagom run` ask.
+    """
+    if (mode := os.environ.get(MODE_VARIABLE)) is None:
+        return
+    if is_disabled():
+        mode = f"off ({DISABLE_VARIABLE} is set)"
+    try:
+        store = dist.PrefixStore("lagom/here", _get_default_store())  # type: ignore[attr-defined]  # as below
+        say(cast("Store", store), dist.get_rank(), mode, __version__)
+    except Exception as error:
+        _log.debug("the others do not hear whether this rank is here: %s", error)
+
+
+def roll_call(num_ranks: int, timeout_s: float) -> Callable[[], str]:
     """Who takes no part, for a rank that waits; empty outside of `lagom run`, whose ranks alone say they are here."""
     mode = os.environ.get(MODE_VARIABLE)
     return str if mode is None else RollCall(partial(store_of, "here", timeout_s), num_ranks, mode, __version__).trouble
@@ -476,6 +515,7 @@ def store_of(name: str, timeout_s: float) -> Store:
     PyTorch tries to reach a store that is gone for up to three times the store's timeout.
     """
     base: Any = _get_default_store()
+    timeout_s = min(timeout_s, longest_wait_s())
     connecting = BoundedCalls("lagom-connect")
     with contextlib.suppress(RuntimeError, AttributeError, Overdue):
         base = connecting.call(base.clone, timeout_s)
@@ -493,7 +533,7 @@ def _open_route(model: nn.Module, store: Store, options: OnlineOptions, adapters
         return open_nccl_route(model, nccl, new_algorithms=options.new_algorithms)
     from lagom_overlap.online.adapters.gloo import open_gloo_route  # noqa: PLC0415
 
-    return open_gloo_route(model, store, options.timeout_s, adapters)
+    return open_gloo_route(model, store, min(options.timeout_s, longest_wait_s()), adapters)
 
 
 def _settable(options: OnlineOptions, compute: ComputeRoute) -> OnlineOptions:

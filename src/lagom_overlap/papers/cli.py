@@ -6,10 +6,14 @@
 import argparse
 import shlex
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import msgspec
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.constrain import Constrain
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from lagom_overlap.cli.output import show
 from lagom_overlap.cli.progress import PlainLines, is_terminal
@@ -31,10 +35,9 @@ from lagom_overlap.papers.reproduce.datasets import (
     look_up,
 )
 from lagom_overlap.papers.reproduce.page import headline, render_reproduction
-from lagom_overlap.papers.reproduce.result import ReproduceReport
-from lagom_overlap.papers.reproduce.terminal import lines_table
+from lagom_overlap.papers.reproduce.result import Line, Region, ReproducedVerdict, ReproduceReport
 from lagom_overlap.papers.reproduce.unknowns import SWEPT
-from lagom_overlap.report.fitted import Fitted
+from lagom_overlap.report.fitted import WIDTH, Fitted
 from lagom_overlap.results.base import encoded
 from lagom_overlap.stderr import write_lines
 
@@ -42,6 +45,8 @@ from lagom_overlap.stderr import write_lines
 def run(arguments: argparse.Namespace) -> int:
     """Runs the verb and returns the exit code."""
     if arguments.figure == DATA:
+        if arguments.unknowns:
+            raise JobError("--unknowns goes with a figure of the paper, not with data")
         return _data(arguments)
     if arguments.figure not in (*CHAPTERS, ALL):
         raise UnknownNameError.among("figure", arguments.figure, (*CHAPTERS, ALL, DATA))
@@ -123,8 +128,10 @@ def _data(arguments: argparse.Namespace) -> int:
         raise DataError(f"--out has no meaning with `lagom reproduce {DATA}`: files go to {cache_root()}")
     log = Console(stderr=True)
     known = datasets()
-    found = fetch(known, note=lambda line: log.print(line, soft_wrap=True)) if arguments.fetch else map(look_up, known)
-    rows = tuple(found)
+    looked_up = (
+        fetch(known, note=lambda line: log.print(line, soft_wrap=True)) if arguments.fetch else map(look_up, known)
+    )
+    rows = tuple(looked_up)
     if arguments.json:
         say(encoded({"datasets": rows}).decode())
         return 0
@@ -146,3 +153,60 @@ def _data_table(rows: Sequence[FoundDataset]) -> Fitted:
         source = dataset.source.partition("://")[2] + (f" @{dataset.commit[:7]}" if dataset.commit else "")
         table.add_row(dataset.name, row.state, dataset.licence, source)
     return Fitted(table)
+
+
+_STYLES: Final = {
+    ReproducedVerdict.REPRODUCED: "green",
+    ReproducedVerdict.DIRECTION: "yellow",
+    ReproducedVerdict.BUILT_IN: "dim",
+    ReproducedVerdict.NOT: "red",
+}
+
+
+def lines_table(report: ReproduceReport) -> Group:
+    """Every line by chapter and profile with its verdict, the reasons by number, and where the lines hold."""
+    parts: list[RenderableType] = []
+    for chapter in report.chapters:
+        for profile in dict.fromkeys(line.profile for line in report.lines if line.figure == chapter):
+            words = chapter if profile == "none" else f"{chapter}, {profile}"
+            lines = [line for line in report.lines if (line.figure, line.profile) == (chapter, profile)]
+            parts += [Fitted(_verdicts(words, lines)), *_reasons(lines)]
+            swept = [region for region in report.regions if (region.figure, region.profile) == (chapter, profile)]
+            if swept:
+                parts.append(Fitted(_regions(f"{words}, over what the paper leaves open", swept)))
+    return Group(*parts)
+
+
+def _verdicts(title: str, lines: list[Line]) -> Table:
+    table = Table(box=None, width=WIDTH, pad_edge=False, header_style="dim", title=title, title_justify="left")
+    for name, ratio in (("published", 4), ("paper", 2), ("ours", 4)):
+        table.add_column(name, ratio=ratio, overflow="fold")
+    table.add_column("verdict", min_width=10, overflow="fold")
+    for number, line in enumerate(lines, start=1):
+        verdict = Text(line.verdict.value, style=_STYLES[line.verdict])
+        table.add_row(Text(f"{number}. {line.what}"), Text(line.published), Text(line.ours), verdict)
+    return table
+
+
+def _regions(title: str, swept: list[Region]) -> Table:
+    table = Table(box=None, width=WIDTH, pad_edge=False, header_style="dim", title=title, title_justify="left")
+    for name, ratio in (("published", 4), ("paper", 2), ("where it holds", 7)):
+        table.add_column(name, ratio=ratio, overflow="fold")
+    for number, region in enumerate(swept, start=1):
+        where = "; ".join(filter(None, (region.where, region.needed)))
+        table.add_row(Text(f"{number}. {region.what}"), Text(region.published), Text(where))
+    return table
+
+
+def _reasons(lines: list[Line]) -> list[RenderableType]:
+    """Why each line came out so, and what of the paper went into it; lines that share a sentence share its place."""
+    whys, taken = [line.why for line in lines], [line.taken for line in lines]
+    sentences = [f"{_numbers(why, whys)}: {why}" for why in dict.fromkeys(whys)]
+    sentences += [f"Taken from the paper ({_numbers(what, taken)}): {what}." for what in dict.fromkeys(taken)]
+    return [
+        Constrain(Padding(Text(sentence, style="dim"), (0, 0, 0, 2), expand=False), WIDTH) for sentence in sentences
+    ]
+
+
+def _numbers(wanted: str, texts: list[str]) -> str:
+    return ", ".join(str(number) for number, text in enumerate(texts, start=1) if text == wanted)

@@ -15,13 +15,12 @@ WORKERS_LINK: Final = "3 Gbit/s"
 
 
 def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """`lagom reproduce FIGURE`: the Lagom paper's evaluation on the simulator, each line with a verdict.
+    """`lagom reproduce FIGURE`: repeat the Lagom paper's evaluation on the simulator, each line with a verdict.
 
-    `lagom reproduce data` lists the third-party data behind the figures of accuracy, and fetches what is missing with
-    --fetch.
+    `lagom reproduce data` lists the third-party data behind the figures of accuracy; --fetch fetches what is missing.
     """
     parser = verbs.add_parser(
-        "reproduce", help="the paper's evaluation on the simulator", description=add_parser.__doc__
+        "reproduce", help="repeat the paper's evaluation on the simulator", description=add_parser.__doc__
     )
     parser.add_argument("figure", metavar="FIGURE", help=", ".join((*CHAPTERS, ALL_CHAPTERS, DATA)))
     parser.add_argument(
@@ -38,11 +37,11 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     parser.add_argument(
         "--unknowns",
         action="store_true",
-        help="also where each line holds over what the paper leaves open: sequence, precision, kernels, links, NCCL"
-        " (fig7 takes some minutes)",
+        help="also vary what the paper leaves open, and say where each line holds: sequence, precision, kernels, "
+        "links, NCCL (fig7 takes some minutes)",
     )
     parser.add_argument("--seed", type=seed, default=1, metavar="N", help="seed of the searches (default: 1)")
-    parser.add_argument("--fetch", action="store_true", help="with data: fetch what is missing, into the cache")
+    parser.add_argument("--fetch", action="store_true", help="with data: fetch what is missing into the cache")
     parser.add_argument("--out", type=Path, metavar="DIR", help="new folder for report.html and reproduce.json")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")

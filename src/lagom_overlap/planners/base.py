@@ -28,7 +28,7 @@ class OpTimes(Protocol):
         """Seconds of one operator alone; more than 0."""
 
 
-class StepFigures(NamedTuple):
+class StepTotals(NamedTuple):
     """Seconds of a step, and the most bytes that a GPU holds."""
 
     step_s: float
@@ -49,7 +49,7 @@ class PlanProblem:
     (`planners.framework`); None is a free program, which may run in any order that its data flow allows. `pipeline` is
     the depth of the pipeline whose stage this is, `num_micro_batches` what an iteration runs through it (None: what the
     step has, which may be one that stands for all). `together` is, by collective, the progress of it and of
-    computations while both run, relative to running alone, where that was measured (`planners.shared_cores`).
+    computations while both run, relative to running alone, where that was measured (`planners.simulated`).
     `is_blocking`: every operator ends before the next is issued, as under FSDP2 on CPU ranks, which have no streams.
     `settings` are FSDP2's that a job of a named model has by its own keys, and `told` is the step that the job has with
     others (None: a step that was captured, which is issued again with them). `whole` are the figures of its whole
@@ -74,7 +74,7 @@ class PlanProblem:
     together: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     is_blocking: bool = False
     told: Callable[[Fsdp2Settings], Iteration] | None = field(default=None, compare=False, repr=False)
-    whole: Callable[[Fsdp2Settings], StepFigures] | None = field(default=None, compare=False, repr=False)
+    whole: Callable[[Fsdp2Settings], StepTotals] | None = field(default=None, compare=False, repr=False)
     settings: Fsdp2Settings | None = None
     until: Deadline | None = field(default=None, compare=False, repr=False)
 

@@ -7,7 +7,7 @@ from lagom_overlap.planners.schedule import lower_bound, task_graph
 
 
 class ProgramOrder:
-    """Leaves the step as the program issues it, with what the framework waits for."""
+    """Keeps the order in which the program issues the step, with the framework's own waits."""
 
     def plan(self, problem: PlanProblem) -> Plan:
         """The plan without a rewrite.

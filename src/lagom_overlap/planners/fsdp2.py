@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Final
 
 from lagom_overlap.errors import JobError
-from lagom_overlap.planners.base import Plan, PlanProblem, StepFigures
+from lagom_overlap.planners.base import Plan, PlanProblem, StepTotals
 from lagom_overlap.planners.deadline import Deadline
 from lagom_overlap.planners.effects import MIN_GAIN, SwitchAdvice, as_sets
 from lagom_overlap.planners.memory import refuse_beyond
@@ -28,6 +28,7 @@ USABLE_MEMORY: Final = 0.9
 _DEPTHS: Final = (2, 3)
 """An explicit list of one is FSDP2's own order."""
 _BUFFERS: Final = (2, 4)
+"""Two and four in place of one reduction in flight. Chosen: each holds a unit's gradients."""
 _FIELDS: Final = tuple(field.name for field in fields(Fsdp2Settings))
 _SIMULATION_STEPS: Final = 40
 """Per operator, of one issue and its simulation: what `OPERATOR_STEPS` is for a graph."""
@@ -38,7 +39,7 @@ class _Tried:
     """Settings, and what the step takes that FSDP2 issues with them."""
 
     settings: Fsdp2Settings
-    figures: StepFigures
+    figures: StepTotals
 
 
 class Fsdp2:
@@ -120,12 +121,12 @@ class _Search:
             self._longest_s = max(self._longest_s, self._deadline.elapsed_s - begin_s)
         return found
 
-    def _figures(self, settings: Fsdp2Settings, issued: Iteration | None = None) -> StepFigures:
+    def _figures(self, settings: Fsdp2Settings, issued: Iteration | None = None) -> StepTotals:
         """Of the whole iteration, or of the step, which was issued or is."""
         if self._problem.whole is not None:
             return self._problem.whole(settings)
         step = simulated(self._problem, issued or self._problem.with_settings(settings))
-        return StepFigures(step.makespan_s, step.peak_bytes)
+        return StepTotals(step.makespan_s, step.peak_bytes)
 
     @property
     def _has_time(self) -> bool:

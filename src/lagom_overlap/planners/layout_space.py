@@ -13,8 +13,8 @@ from typing import Final
 from lagom_overlap.workload.layer_kinds import Mixer, Mlp
 from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.parallel.layout import PipelineSchedule, Recompute, RecomputeModule
+from lagom_overlap.workload.step.framework_file import has_switch
 from lagom_overlap.workload.step.rules import IssueRules, Sharding
-from lagom_overlap.workload.step.switches import has_switch
 
 Value = bool | int | float | str | tuple[str, ...]
 Keys = Mapping[str, Value]

@@ -11,8 +11,7 @@ from lagom_overlap.report.render import EmbeddedFigure, embedded, render
 from lagom_overlap.report.style import ACCENT, NEUTRAL, label, lay_out
 from lagom_overlap.report.tune.words import change_text, printable
 from lagom_overlap.results.base import Cell
-from lagom_overlap.results.compare import CompareResult, CompareRow
-from lagom_overlap.results.compare_planners import ComparePlannersResult
+from lagom_overlap.results.compare import ComparePlannersResult, CompareResult, CompareRow
 from lagom_overlap.units import format_memory, format_percent, format_seconds
 
 if TYPE_CHECKING:  # the terminal must not wait for plotly

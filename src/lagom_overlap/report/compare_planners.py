@@ -8,7 +8,7 @@ from rich.text import Text
 from lagom_overlap.report.fitted import Fitted
 from lagom_overlap.report.plan import plan_table
 from lagom_overlap.report.style import ACCENT, NEUTRAL, label, lay_out, time_unit
-from lagom_overlap.results.compare_planners import ComparePlannersResult
+from lagom_overlap.results.compare import ComparePlannersResult
 from lagom_overlap.units import format_memory, format_percent, format_seconds
 
 if TYPE_CHECKING:  # the terminal must not wait for plotly

@@ -115,9 +115,11 @@ def summary(result: LayoutsResult) -> str:
 MAX_ROWS: Final = 10
 """Rows of a ranking in the table, and the frontier's behind them; all are in the page and in --json."""
 MAX_VARIANTS: Final = 40
+"""Rows of the table where variants were asked for; all are in the page and in --json."""
 _MAX_FRONTIER: Final = 5
 """Further rows that are as fast as anything of their memory."""
 _MAX_REFUSED: Final = 5
+"""Refusals that are said one by one; the others are counted."""
 
 
 def layouts_summary(result: LayoutsResult) -> Group:
@@ -155,7 +157,7 @@ def _table(result: LayoutsResult) -> Fitted:
     last = 0
     for number, row in shown:
         if number > last + 1:
-            table.add_row("", Text(f"{number - last - 1} between: slower, and none needs less memory", style="dim"))
+            table.add_row("", Text(f"{number - last - 1} in between: slower, and no smaller", style="dim"))
         last = number
         cells = [Text(f"{number}{'*' if row.is_on_frontier else ' '}"), Text(layout_text(row.keys, is_ranking=ranking))]
         cells += [Text(str(row.num_gpus))] if several else []

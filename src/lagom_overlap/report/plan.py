@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -29,8 +30,8 @@ def summary(result: PlanResult) -> str:
     """What was predicted or measured, what the plan decides, and the caveats."""
     decided = decisions_headline(result.decisions)
     settings = [f"{framework}: {line}" for framework, lines in result.advice.items() for line in lines]
-    said = settings or [f"{decided[:1].upper()}{decided[1:]}."]
-    return "\n".join((f"{result.job}: {headline(result)}", *said, *result.notes))
+    sentences = settings or [f"{decided[:1].upper()}{decided[1:]}."]
+    return "\n".join((f"{result.job}: {headline(result)}", *sentences, *result.notes))
 
 
 _CARRIERS: Final = {
@@ -49,7 +50,7 @@ def solved_text(result: PlanResult) -> str:
 def carrier_text(result: PlanResult) -> str:
     """Who runs the plan."""
     if result.carrier is None:
-        return "nothing that runs today can apply it"
+        return "no framework of today can apply it"
     return _CARRIERS[result.carrier]
 
 
@@ -62,7 +63,7 @@ def command_lines(result: PlanResult) -> tuple[str, ...]:
             if result.fsdp2 is None or result.fsdp2.settings is None:
                 return ()
             return (
-                "# in the script, behind fully_shard, before the first forward",
+                "# in the script, after fully_shard and before the first forward",
                 "from pathlib import Path",
                 "from lagom_overlap import apply_fsdp2",
                 'apply_fsdp2(model, Path("plan.toml"))',
@@ -85,10 +86,11 @@ def headline(result: PlanResult) -> str:
             f"measured {ratio.median:.3f}x (quartiles {ratio.q25:.3f} to {ratio.q75:.3f}) on real ranks, "
             f"by the sequential test the plan is {run.judgement.sentence()}; "
         )
-    return (
-        f"{result.planner}: {measured}{format_seconds(times.before)} -> {format_seconds(times.after)} ({gain:.3f}x) "
-        f"against {result.baseline}, simulated {result.simulation}{_bound_text(times, unpriced)}"
-    )
+    before, after, ratio_text = format_seconds(times.before), format_seconds(times.after), f"{gain:.3f}x"
+    changed = f"{before} -> {after} ({ratio_text}) against {result.baseline}"
+    if ratio_text == "1.000x":
+        changed = f"nothing faster than {result.baseline}, {before}"
+    return f"{result.planner}: {measured}{changed}, simulated {result.simulation}{_bound_text(times, unpriced)}"
 
 
 def _bound_text(times: PlannedIteration, unpriced: str) -> str:
@@ -173,9 +175,15 @@ def plan_summary(result: PlanResult) -> Group:
         parts += [*_execution(result.execution), Text()]
     for framework, lines in ((name, lines) for name, lines in result.advice.items() if lines):
         parts.append(Text(f"As settings of {framework}:"))
-        parts += [*(Text(f"  {line}") for line in lines), Text()]
+        parts += [*map(_indented, lines), Text()]
     parts += [Text(note, style="dim") for note in result.notes]
     return Group(*parts)
+
+
+def _indented(line: str) -> Padding:
+    """A line below a heading, as far in as its own blanks say, however often it wraps."""
+    words = line.lstrip(" ")
+    return Padding(Text(words), (0, 0, 0, 2 + len(line) - len(words)), expand=False)
 
 
 def plan_table(first: str, *others: str) -> Table:
@@ -256,6 +264,7 @@ MAX_SPANS: Final = 2600
 MAX_DECISIONS: Final = 200
 """Rows of the page's tables, here and below; plan.toml has all."""
 MAX_PATH_PARTS: Final = 60
+"""Parts of the critical path on the page: the longest ones."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,10 @@ from lagom_overlap.report.fitted import WIDTH, Fitted
 from lagom_overlap.report.render import render
 from lagom_overlap.report.style import BAD, COMPUTE, colour_of
 from lagom_overlap.report.what_if import what_if_parts, what_if_section
-from lagom_overlap.results.profile import ProfileResult
 from lagom_overlap.results.simulate import SimulatedStage, SimulateResult
 from lagom_overlap.sim.what_if import whether
 from lagom_overlap.timeline import SpanKind, Timeline
-from lagom_overlap.units import US, format_memory, format_percent, format_seconds
+from lagom_overlap.units import format_memory, format_seconds
 
 if TYPE_CHECKING:  # the terminal must not wait for plotly
     import plotly.graph_objects as go
@@ -127,31 +126,6 @@ def _stages(result: SimulateResult) -> Fitted:
     if len(result.stages) > MAX_STAGES:
         table.caption = f"{len(result.stages) - MAX_STAGES} stages between are left out here"
     return Fitted(table)
-
-
-def profile_summary(profile: ProfileResult) -> RenderableType:
-    """Operators with their errors, the constants with theirs, and the held-out error in one line."""
-    operators = Table(title=f"Operators of {profile.job} on this machine", title_justify="left")
-    for name in ("operator", "pieces", "measured us", "fit", "held out"):
-        operators.add_column(
-            name, justify="left" if name == "operator" else "right", overflow="fold", no_wrap=name != "operator"
-        )
-    for row in profile.operators:
-        held_out = "-" if row.held_out_error is None else format_percent(row.held_out_error, signed=True)
-        operators.add_row(
-            row.work,
-            str(row.pieces),
-            f"{row.measured_s / US:.0f}",
-            format_percent(row.fit_error, signed=True),
-            held_out,
-        )
-    constants = Table(title="Fitted constants (FP32)", title_justify="left")
-    for name in ("constant", "value", "known to"):
-        constants.add_column(name, justify="left" if name == "constant" else "right", no_wrap=name != "constant")
-    for constant in profile.constants:
-        known = format_percent(constant.error, 0) if constant.identified else "not identified"
-        constants.add_row(constant.name, f"{constant.value:.4g}", known)
-    return Group(Fitted(operators), Text(), Fitted(constants), Text(), Text(profile.summary()))
 
 
 MAX_SPANS: Final = 2400

@@ -29,6 +29,7 @@ _OF_EMBEDDING: Final = ("head.embed", "head.positions")
 _TOTAL: Final = 0
 _EXPOSED: Final = 1
 _STRETCHED: Final = 2
+"""Columns of a communicator's times: in all, exposed, and what its collectives stretch of computations."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -282,7 +282,7 @@ class AroundInner(OneTrial):
 
 
 class BothSides(AroundInner):
-    """Channels and chunk by the tuner `inner`, the computation's side with them.
+    """Settings of collectives, by the tuner `inner`, together with those of the computation.
 
     Raises:
         UnknownNameError: if there is no such inner tuner.

@@ -21,7 +21,7 @@ def _search(problem: GroupProblem) -> Search:
 
 
 class Exhaustive(GroupwiseTuner):
-    """The smallest makespan over the default and the product of the collectives' spaces; the first of equals.
+    """Every combination of the collectives' settings; the one measured fastest, the first of equals.
 
     Raises:
         SpaceError: if a group has more than `limit` assignments.

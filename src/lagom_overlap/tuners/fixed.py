@@ -29,7 +29,7 @@ def measure_once(problem: GroupProblem, assignment: Assignment, reason: str) -> 
 
 
 class Default(GroupwiseTuner):
-    """The engine untouched, measured once."""
+    """What the communication library chooses by itself, measured once."""
 
     def __init__(self, problems: Problems, *, seed: int = 0) -> None:
         super().__init__(problems, lambda problem: measure_once(problem, problem.default, "the engine untouched"))

@@ -376,7 +376,7 @@ def _printed_search(problem: GroupProblem) -> Search:
 
 
 class Lagom(GroupwiseTuner):
-    """Algorithms 1 and 2 with metric H, unguarded.
+    """The Lagom paper's Algorithms 1 and 2 with its metric H, unguarded: may end slower than the default.
 
     `mode` is `"repaired"`, `"paper"` (the paper's search with no more repairs than it takes to run), or `"printed"`: as
     printed, with a warning per group on which they do not end; the other options then have no meaning.

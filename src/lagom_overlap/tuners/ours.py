@@ -46,9 +46,7 @@ from lagom_overlap.tuners.base import Problems
 from lagom_overlap.tuners.curves import Curves, Floats, Places, Setting, expected_gain
 from lagom_overlap.tuners.groupwise import GroupwiseTuner, Probe, Search
 from lagom_overlap.tuners.machine.evidence import ForecastScores
-from lagom_overlap.tuners.machine.fitted import Machine
-from lagom_overlap.tuners.machine.lessons import earlier_pool, first_probe
-from lagom_overlap.tuners.machine.posterior import Pool
+from lagom_overlap.tuners.machine.posterior import Machine, Pool, earlier_pool
 from lagom_overlap.tuners.machine.search_space import Surfaces
 from lagom_overlap.tuners.places import FARTHEST, Place, between, in_way, setting_of, settings_of, start_of
 from lagom_overlap.tuners.problem import Assignment, GroupProblem, Measurement, Outcome
@@ -481,7 +479,7 @@ def _parts(members: Sequence[int], num_hidden: int) -> list[Sequence[int]]:
 
 
 class OurSearch(GroupwiseTuner):
-    """The search of ours over all groups of an iteration, which learn from each other.
+    """Our search, over all groups of an iteration at once: what one group shows helps the others.
 
     `job_measurements` is how many more windows of a measurement's length the job will run (0: a short job, which stops
     after `MOST_MEASURED`). `warm` is what other runs say; the group's own measurements may refuse it.
@@ -496,11 +494,11 @@ class OurSearch(GroupwiseTuner):
         if job_measurements < 0:
             raise ValueError(f"job_measurements is {job_measurements}, must be at least 0")
         surfaces = Surfaces()
-        pool = Pool(None if warm is None else earlier_pool(warm, problems, surfaces))
+        pool = Pool(None if warm is None else earlier_pool(warm, surfaces))
 
         def search(problem: GroupProblem) -> Search:
             machine = Machine(problem, seed=seed, pool=pool, surfaces=surfaces)
-            earlier = None if warm is None else first_probe(warm, problem)
+            earlier = None if warm is None else warm.first_probe(problem)
             return GroupSearch(problem, machine, earlier, job_measurements).run()
 
         super().__init__(problems, search)

@@ -22,7 +22,7 @@ def _search(problem: GroupProblem, num_measurements: int, seed: int) -> Search:
 
 
 class RandomSearch(GroupwiseTuner):
-    """The default, then uniform draws over all collectives at once; the smallest measured makespan.
+    """Uniform random settings of all collectives at once; the one measured fastest.
 
     Raises:
         SpaceError: if `num_measurements` is below 1.

@@ -55,7 +55,7 @@ def _search(problem: GroupProblem) -> Search:
 
 
 class ThreadsOnly(GroupwiseTuner):
-    """The number of threads of every collective; nothing else is searched."""
+    """Searches the number of threads of every collective, and nothing else."""
 
     def __init__(self, problems: Problems, *, seed: int = 0) -> None:
         super().__init__(problems, _search)

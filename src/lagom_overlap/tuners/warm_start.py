@@ -1,18 +1,17 @@
-"""Warm starts of a search: other runs of its groups, and a table of expected speeds of implementations.
+"""Warm starts of a search: other runs of its groups.
 
-Neither is trusted: a tuner that takes a warm start still measures the default, and drops what its own measurements
-contradict. Where an earlier run comes from (a run folder, a simulation, a trace) does not matter here.
+None is trusted: a tuner that takes a warm start still measures the default, and drops what its own measurements
+contradict. The earlier best is measured once, after the default; like everything else it is adopted only on evidence.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from statistics import median
 from types import MappingProxyType
 from typing import Final
 
-from lagom_overlap.collective import Algorithm, CommConfig, Protocol, launch_of
+from lagom_overlap.collective import CommConfig, launch_of
 from lagom_overlap.tuners.journal import Entry, StepKind
 from lagom_overlap.tuners.problem import Assignment, GroupProblem, Measurement
 from lagom_overlap.tuners.verdict import DEFAULT_ARM, TUNED_ARM
@@ -20,13 +19,6 @@ from lagom_overlap.tuners.verdict import DEFAULT_ARM, TUNED_ARM
 SIMILAR_BYTES: Final = 1.25
 """Collectives of the same kind and number of ranks count as the same up to this ratio of sizes. Chosen, not
 measured."""
-
-
-class WarmSource(StrEnum):
-    """Warm starts that are no file: this package's simulator, NCCL's own cost table."""
-
-    SIMULATOR = "simulator"
-    NCCL = "nccl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,33 +41,23 @@ class Earlier:
         return True
 
 
-@dataclass(frozen=True, slots=True)
-class ExpectedWay:
-    """The expected latency (s) and rate of the whole tensor (bytes/s) of one algorithm and protocol."""
-
-    latency_s: float
-    bytes_per_s: float
-
-
-Ways = Mapping[tuple[Algorithm | None, Protocol | None], ExpectedWay]
-"""Expectations by algorithm and protocol; only their ratios are used."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmStart:
-    """Earlier groups, and per group of the search what is expected of its collectives' implementations.
-
-    `source` says in words where it comes from.
-    """
+    """Earlier groups; `source` says in words where they come from."""
 
     source: str
     earlier: tuple[Earlier, ...] = ()
-    ways: Mapping[str, Ways] = field(default_factory=lambda: MappingProxyType({}))
+
+    def first_probe(self, problem: GroupProblem) -> Assignment | None:
+        """What an earlier run ended with, as far as it is allowed here; None if that is the default or not known."""
+        best = self.first(problem)
+        allowed = None if best is None else nearest_allowed(problem, best)
+        return None if allowed == problem.default else allowed
 
     def first(self, problem: GroupProblem) -> Assignment | None:
         """The best assignment of an earlier group like this one, preferably of the same name; None if there is none."""
-        alike = [held for held in self.earlier if held.best is not None and held.is_like(problem)]
-        alike.sort(key=lambda held: held.problem.group.name != problem.group.name)
+        alike = [earlier for earlier in self.earlier if earlier.best is not None and earlier.is_like(problem)]
+        alike.sort(key=lambda earlier: earlier.problem.group.name != problem.group.name)
         return alike[0].best if alike else None
 
 

@@ -8,7 +8,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import Final
 
-from lagom_overlap.analysis.advice import advice_of, looked_for
+from lagom_overlap.analysis.advice import advice_of, looked_for, without_losses
 from lagom_overlap.analysis.against import against
 from lagom_overlap.analysis.collectives import unreachable_ns
 from lagom_overlap.analysis.estimate import FillIn
@@ -21,7 +21,6 @@ from lagom_overlap.hardware import Cluster
 from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
 from lagom_overlap.record import check_new_folder, utc_now
 from lagom_overlap.results.analyze import Analysis, AnalyzeResult
-from lagom_overlap.results.analyze_against import against_run
 from lagom_overlap.results.analyze_rows import collective_times, contention_times, group_times, part_times, rank_times
 from lagom_overlap.sim.what_if import WhatIf
 from lagom_overlap.timeline import Timeline
@@ -95,9 +94,11 @@ def run_analyze(request: AnalyzeRequest, observe: Callable[[ReadProgress], None]
     warnings = _unread(unread, request) + findings.warnings + filled.sentences + _shown(repeated, request)
     findings = replace(findings, warnings=warnings)
     other = analyse(read(request.against), seed=request.seed) if request.against else None
-    compared = None if other is None else against(findings, other, seed=request.seed)
+    compared = None if other is None else against(findings, other, files=_names(other), seed=request.seed)
     groups = overlap_groups(findings)
-    advice = advice_of(findings)
+    what_ifs = _what_ifs(findings, groups, machine)
+    found = advice_of(findings)
+    advice = without_losses(found, what_ifs)
     hta = tuple(hta_figures(trace) for trace in traces) if request.compat else ()
     result = AnalyzeResult(
         date=utc_now(),
@@ -107,17 +108,17 @@ def run_analyze(request: AnalyzeRequest, observe: Callable[[ReadProgress], None]
         contention=contention_times(findings.contention, filled),
         groups=group_times(groups),
         advice=advice,
-        looked_for="" if advice else looked_for(findings),
+        looked_for="" if advice else looked_for(findings, found),
         next_line=_next_line(request, findings, has_groups=bool(groups)),
-        what_ifs=_what_ifs(findings, groups, machine),
+        what_ifs=what_ifs,
         unreachable_comm_s=seconds(unreachable_ns(findings.rows)),
         rank_skew_s=None if findings.rank_skew_ns is None else seconds(findings.rank_skew_ns),
         parts=part_times(findings),
         hangs=tuple(map(str, findings.hangs)),
         warnings=findings.warnings,
         files=_files(request),
-        against=None if other is None or compared is None else against_run(compared, _names(other)),
-        measured=Analysis(findings=findings, groups=groups, hta=hta, against=compared),
+        against=compared,
+        measured=Analysis(findings=findings, groups=groups, hta=hta),
     )
     result = replace(result, said=result.summary(), measured=result.analysis)
     if request.out is not None:

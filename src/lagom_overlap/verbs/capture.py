@@ -20,6 +20,7 @@ from typing import Any, Final
 from lagom_overlap.capturing.file import write_capture
 from lagom_overlap.errors import JobError, LagomError, MissingDependencyError, OutputError
 from lagom_overlap.jobfile.spec import JobSpec, read_job
+from lagom_overlap.jobfile.step import stated_cluster
 from lagom_overlap.results.capture import CaptureResult
 from lagom_overlap.workload.issued import IssuedStep
 from lagom_overlap.workload.parallel import Dispatcher, ParallelTable
@@ -27,6 +28,7 @@ from lagom_overlap.workload.precision import ProductFormat
 
 DEFAULT_RANKS: Final = 8
 DEFAULT_SEQ_LEN: Final = 2048
+"""One node, and a sequence that is captured in seconds. Chosen, not measured."""
 
 _SCRIPT: Final = re.compile(r"(?P<path>.+\.py):(?P<function>[A-Za-z_]\w*)")
 _PARALLEL_KEYS: Final = (
@@ -158,6 +160,8 @@ def _capture_named(
 def _capture_job(request: CaptureRequest, spec: JobSpec) -> IssuedStep:
     if spec.model is None or spec.model.name is None or spec.parallel is None or spec.model.seq_len is None:
         raise JobError(f"{spec.job.name!r} names no model to capture: give [model] with name and seq_len")
+    if spec.cluster is not None and spec.cluster.preset is not None:
+        stated_cluster(spec.cluster)  # the machine is not captured, but a name that is none is a mistake
     for flag in ("num_ranks", "parallel", "seq_len", "micro_batch"):
         if getattr(request, flag) is not None:
             raise JobError(

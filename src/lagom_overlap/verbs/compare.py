@@ -3,7 +3,7 @@
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import exp, isfinite, log, pi, sqrt
 from pathlib import Path
 from statistics import fmean, median
@@ -14,13 +14,14 @@ from lagom_overlap.backends.recorded import Recorded, Visit
 from lagom_overlap.errors import BackendError, JobError
 from lagom_overlap.interrupts import received
 from lagom_overlap.jobfile.job import Job
+from lagom_overlap.jobfile.registry import check_planner_name, planner_names
 from lagom_overlap.jobfile.spec import JobSpec
 from lagom_overlap.jobfile.whole_step import WholeStep
+from lagom_overlap.planners.simulated import simulated, simulation_of
 from lagom_overlap.registry import entry_point_names
-from lagom_overlap.results.compare import CompareResult, CompareRow
+from lagom_overlap.results.compare import ComparePlannersResult, CompareResult, CompareRow, PlannerRow
 from lagom_overlap.tuners.base import Problems
 from lagom_overlap.tuners.guard import make_tuner
-from lagom_overlap.tuners.paired_interval import compared
 from lagom_overlap.tuners.problem import Assignment, Measurement
 from lagom_overlap.tuners.registry import (
     OURS,
@@ -30,8 +31,11 @@ from lagom_overlap.tuners.registry import (
     takes_warm_start,
 )
 from lagom_overlap.tuners.study import Study
+from lagom_overlap.tuners.verdict import compared
 from lagom_overlap.tuners.warm_start import WarmStart
-from lagom_overlap.verbs.warm_start import check_source, warm_start_of
+from lagom_overlap.verbs.plan import own_order, planned
+from lagom_overlap.verbs.plan_problem import PlanInput
+from lagom_overlap.verbs.warm_start import check_run, warm_start_of
 
 CONFIDENCE_SIGMAS: Final = 1.96
 """95 % of a normal distribution lie within this many standard deviations."""
@@ -90,7 +94,7 @@ class CompareRequest:
         for name in self.tuners:
             check_tuner_name(name)
         if self.warm_start is not None:
-            check_source(self.warm_start)
+            check_run(self.warm_start)
             check_takes_warm_start(*self.tuners)
 
 
@@ -118,7 +122,7 @@ def run_compare(request: CompareRequest, note: Note = lambda _: None) -> Compare
     interrupted = False
     try:
         problems = tuple(backend.problem(group) for group in groups)
-        warm = None if source is None else warm_start_of(source, job, problems, seed=seed)
+        warm = None if source is None else warm_start_of(source, problems)
         if warm is not None:
             begun = ", ".join(name for name in request.tuners if takes_warm_start(name))
             notes.append(f"The search of {begun} began with {warm.source}; every other began cold.")
@@ -331,3 +335,75 @@ def interval_of(ratio: float, num_visits: int, sigma: float) -> tuple[float, flo
     factor = 1.0 if num_visits <= 2 else pi / 2
     reach = exp(CONFIDENCE_SIGMAS * sigma * sqrt(2 * factor / num_visits))
     return ratio / reach, ratio * reach
+
+
+def check_planners(planners: Sequence[str]) -> None:
+    """Refuses what cannot be compared; reading the step may take minutes of measuring.
+
+    Raises:
+        LagomError: if there are no planners, one is named twice, or one does not exist.
+    """
+    if not planners:
+        raise JobError(f"no planner to compare; allowed: {', '.join(planner_names())}")
+    if len(set(planners)) != len(planners):
+        raise JobError(f"a planner is named twice: {', '.join(planners)}")
+    for name in planners:
+        check_planner_name(name)
+
+
+def compare_planners(
+    given: PlanInput, planners: Sequence[str], *, seed: int | None = None, note: Callable[[str], None] = lambda _: None
+) -> ComparePlannersResult:
+    """One row per planner, in the order given; `seed` overrides the job's.
+
+    Ctrl-C ends it with the planners that were done; the one that was at it had less time than they and is left out.
+
+    Raises:
+        KeyboardInterrupt: if the user ends it before one planner is done.
+        LagomError: if a planner does not exist or none of them finds a plan.
+    """
+    check_planners(planners)
+    given = replace(given, problem=replace(given.problem, whole=None))  # others plan one step, which all are judged by
+    if seed is not None:
+        given = replace(given, problem=replace(given.problem, seed=seed))
+    rows: list[PlannerRow] = []
+    interrupted = False
+    for name in planners:
+        note(f"planning: {name}")
+        try:
+            rows.append(_row(given, name))
+        except KeyboardInterrupt:
+            if not rows:
+                raise
+            interrupted = True
+            break
+    if all(row.failure is not None for row in rows):
+        raise JobError(f"no planner found a plan; {rows[0].planner}: {rows[0].failure}")
+    return ComparePlannersResult(
+        job=given.name,
+        baseline=own_order(given),
+        simulation=simulation_of(given.problem),
+        rows=tuple(rows),
+        times=given.times,
+        interrupted=interrupted,
+        notes=() if given.times is None else given.notes,
+    )
+
+
+def _row(given: PlanInput, planner: str) -> PlannerRow:
+    try:
+        plan = planned(given, planner)
+    except JobError as error:  # its plan does not fit the memory limit, another's may
+        before = simulated(given.problem, given.issued)
+        return PlannerRow(planner=planner, before_s=before.makespan_s, failure=str(error))
+    if plan.interrupted:
+        raise KeyboardInterrupt
+    return PlannerRow(
+        planner=planner,
+        before_s=plan.before.makespan_s,
+        after_s=plan.after.makespan_s,
+        lower_bound_s=plan.plan.lower_bound_s,
+        exposed_comm_s=plan.after.exposed_s,
+        peak_memory_bytes=plan.after.peak_bytes,
+        solve_s=plan.solve_s,
+    )

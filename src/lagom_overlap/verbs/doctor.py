@@ -11,8 +11,7 @@ from typing import Final
 from lagom_overlap.engines.torch_versions import release_of, releases_tested
 from lagom_overlap.errors import MissingDependencyError
 from lagom_overlap.hardware import preset_names
-from lagom_overlap.jobfile.conflicts import conflicts
-from lagom_overlap.jobfile.nccl_conf import with_conf_files
+from lagom_overlap.jobfile.conflicts import conflicts, with_conf_files
 from lagom_overlap.nccl_plugin.box import this_box
 from lagom_overlap.nccl_plugin.capability import BoxMaps, CapabilityMap
 from lagom_overlap.nccl_plugin.library import installed_library
@@ -22,7 +21,7 @@ from lagom_overlap.record import describe_machine, package_versions
 from lagom_overlap.registry import BACKENDS, TUNERS, entry_point_names
 from lagom_overlap.results.doctor import DoctorCheck, DoctorResult, KnobSupport, SupportRow
 from lagom_overlap.workload.models import model_names
-from lagom_overlap.workload.step.releases import release_changes
+from lagom_overlap.workload.step.rules import release_changes
 
 _OTHER_RELEASES: Final = ((2, 21, 5), (2, 23, 4), (2, 27, 7), (2, 31, 2), (2, 32, 6))
 """Releases besides those of PyTorch's wheels, one per change of what can be set."""

@@ -30,6 +30,7 @@ from lagom_overlap.trace.reader import is_trace, read_traces
 from lagom_overlap.units import NS, format_bytes, format_memory, format_seconds
 from lagom_overlap.verbs.init_config import model_file, read_model, safe_name, unwritten
 from lagom_overlap.verbs.init_script import ScriptFacts, Told, read_script
+from lagom_overlap.verbs.simulate_layouts import LayoutsRequest, fastest_layout
 from lagom_overlap.workload.models import TransformerModel, model_names
 
 FILL_IN: Final = "fill in"
@@ -79,7 +80,7 @@ def run_init(request: InitRequest) -> InitResult:
     if source.is_dir() or (source.is_file() and source.suffix != ".toml" and is_trace(source)):
         return _of_trace(request)
     if request.cluster is None or request.num_gpus is None:
-        read_model(request.source)  # a model that is not there is to be said first
+        _known_source(request.source)  # a model that is not there is to be said first
         raise JobError(f"a job of a model needs --cluster NAME and --gpus N: lagom init {request.source} --cluster ...")
     seq_len = request.seq_len or SEQ_LEN
     return _of_model(request, _Whole(request.source, request.cluster, request.num_gpus, seq_len, request.out))
@@ -103,18 +104,34 @@ class _Verdict(NamedTuple):
 
 
 def _of_model(request: InitRequest, whole: _Whole) -> InitResult:
-    model, model_text = read_model(request.source)
+    model, model_text = _known_source(request.source)
     cluster = cluster_of(whole.cluster, whole.num_gpus)
     model_path = request.out.parent / f"{model.name}.model.toml"
     name = str(model_path) if model_text else request.source
+    if not request.only_checks:
+        _check_new(request.out)  # before a search that takes some seconds
     with TemporaryDirectory() as folder:
         own = Path(folder) / "model.toml"
         own.write_bytes(model_text)
-        parallel, step = _first_that_fits(whole, str(own) if model_text else name)
-    verdict = _verdict(step, parallel)
+        chosen = _first_that_fits(whole, str(own) if model_text else name)
+    verdict = _verdict(chosen.step, chosen.parallel)
     files = {model_path: model_text} if model_text else {}
-    job = _job_text(whole, name, model, cluster, parallel).encode()
-    return _written(request, files | {request.out: job}, verdict.notes, _next_lines(whole), verdict.refused)
+    job = _job_text(whole, name, model, cluster, chosen.parallel).encode()
+    notes = (*chosen.notes, *verdict.notes)
+    return _written(
+        request, files | {request.out: job}, notes, _next_lines(whole, is_ranked=bool(chosen.notes)), verdict.refused
+    )
+
+
+def _known_source(source: str) -> tuple[TransformerModel, bytes]:
+    """As `read_model`, of a file that is none of what a job is written of, too.
+
+    Raises:
+        LagomError: if there is no such model, or the file describes none.
+    """
+    if not source.endswith((".json", ".toml")) and Path(source).exists():
+        raise JobError(f"{source!r} is neither a trace, a config.json, a model file (*.toml) nor a script (*.py)")
+    return read_model(source)
 
 
 def _check_new(path: Path) -> None:
@@ -439,27 +456,63 @@ def _ranks(most: int) -> str:
     )
 
 
-def _first_that_fits(request: _Whole, model: str) -> tuple[Mapping[str, Any], JobStep]:
-    """FSDP over all GPUs, and with every layer recomputed where that does not fit; one GPU without it.
+class _Chosen(NamedTuple):
+    """A layout to begin with, and why it is no plain one."""
 
-    A start, not advice: which layout is the fastest is `lagom simulate --model`'s question.
+    parallel: Mapping[str, Any]
+    step: JobStep
+    notes: tuple[str, ...] = ()
+
+
+def _first_that_fits(request: _Whole, model: str) -> _Chosen:
+    """FSDP over all GPUs (one GPU: without it); with every layer recomputed; else the fastest layout of a ranking.
+
+    A start, not advice: which layout is the fastest is `lagom simulate --model`'s question. Where nothing fits, it is
+    FSDP with recomputation, of which the verdict says what it lacks.
     """
     plain: dict[str, Any] = {"fsdp": request.num_gpus} if request.num_gpus > 1 else {"framework": "ddp"}
-    found: tuple[Mapping[str, Any], JobStep] | None = None
-    for parallel in (plain, {**plain, "recompute": "full"}):
-        tables = {
-            "job": {"name": "init"},
-            "model": {"name": model, "seq_len": request.seq_len},
-            "cluster": {"preset": request.cluster},
-            "parallel": parallel,
-        }
-        step = job_step(parse_job(tables, "lagom init"))
-        assert step is not None, model
-        found = parallel, step
-        if step.fits:
-            break
-    assert found is not None
-    return found
+    plain["micro_batch"] = 1
+    recomputed = {**plain, "recompute": "full"}
+    for parallel in (plain, recomputed):
+        step = _step_of(request, model, parallel)
+        obstacle = _obstacle(step)
+        if not obstacle:
+            return _Chosen(parallel, step)
+    found = fastest_layout(
+        LayoutsRequest(model=model, cluster=request.cluster, num_gpus=request.num_gpus, seq_len=request.seq_len)
+    )
+    if found is None:
+        return _Chosen(recomputed, step)
+    note = f"FSDP over all GPUs {obstacle}, so this is the fastest layout that lagom simulate finds."
+    return _Chosen(found, _step_of(request, model, found), (note,))
+
+
+def _obstacle(step: JobStep) -> str:
+    """Why the job cannot run; "" if it can."""
+    if not step.fits:
+        return "does not fit"
+    try:
+        step.times  # noqa: B018 - what a framework cannot run of a model is refused here
+    except LagomError:
+        return "cannot run this model"
+    return ""
+
+
+def _step_of(request: _Whole, model: str, parallel: Mapping[str, Any]) -> JobStep:
+    tables = {
+        "job": {"name": "init"},
+        "model": {"name": model, "seq_len": request.seq_len},
+        "cluster": {"preset": request.cluster},
+        "parallel": parallel,
+    }
+    step = job_step(parse_job(tables, "lagom init"))
+    assert step is not None, model
+    return step
+
+
+def _is_plain(parallel: Mapping[str, Any]) -> bool:
+    """Whether it is FSDP over all GPUs, or one GPU: what a search found names its batch."""
+    return "global_batch" not in parallel
 
 
 def _job_text(
@@ -469,8 +522,11 @@ def _job_text(
     said = {
         "fsdp": "fully sharded data parallelism over this many GPUs; or data, tensor, pipeline, context, expert",
         "framework": "fsdp2, ddp, torchtitan, megatron, ... (lagom list frameworks)",
-        "recompute": "none, selective, full: without it this does not fit",
+        "micro_batch": "sequences per GPU and forward",
+        "global_batch": "sequences per step, on all GPUs",
     }
+    if _is_plain(parallel):
+        said["recompute"] = "none, selective, full: without it this does not fit"
     file, gpus = safe_name(request.out.name), f"{request.num_gpus} GPUs of {safe_name(cluster.name)}"
     lines = [
         f"# Written by lagom init: {safe_name(model.name)} on {gpus}. All keys: lagom docs formats",
@@ -491,8 +547,7 @@ def _job_text(
         *_node_lines(cluster),
         "",
         "[parallel]",
-        *(f"{text}    # {said[key]}" for key, text in quoted.items()),
-        "micro_batch = 1    # sequences per GPU",
+        *(f"{text}    # {said[key]}" if key in said else text for key, text in quoted.items()),
     ]
     return "\n".join(lines) + "\n"
 
@@ -503,9 +558,12 @@ def _verdict(step: JobStep, parallel: Mapping[str, Any]) -> _Verdict:
         check_memory(step)
     except LagomError as error:
         return _Verdict((), f"it does not fit: {error}")
+    try:
+        seconds = step.times.iteration_s
+    except LagomError as error:
+        return _Verdict((), f"it cannot run: {error}")
     need, has = format_memory(step.most_bytes), format_memory(step.cluster.gpu.memory_bytes)
     again = " with every layer recomputed" if parallel.get("recompute") == "full" else ""
-    seconds = step.times.iteration_s
     rate = step.layout.global_batch * step.seq_len / seconds
     return _Verdict(
         (
@@ -515,11 +573,11 @@ def _verdict(step: JobStep, parallel: Mapping[str, Any]) -> _Verdict:
     )
 
 
-def _next_lines(request: _Whole) -> tuple[str, ...]:
-    """What to type next."""
+def _next_lines(request: _Whole, *, is_ranked: bool) -> tuple[str, ...]:
+    """What to type next; where the layout is the first of a ranking, nothing ranks it again."""
     model = request.source
     lines = [f"Next: lagom simulate {shlex.quote(str(request.out))}"]
-    if not model.endswith(".json"):
+    if not model.endswith(".json") and not is_ranked:
         named = f"--model {shlex.quote(model)} --cluster {shlex.quote(request.cluster)}"
         ranks = f"{named} --gpus {request.num_gpus} --seq-len {request.seq_len}"
         lines.append(f"Which layout is the fastest: lagom simulate {ranks}")

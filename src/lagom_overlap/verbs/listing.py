@@ -47,7 +47,6 @@ def _clusters() -> Iterator[Row]:
             "name": name,
             "gpu": cluster.gpu.name,
             "gpus_per_node": cluster.gpus_per_node,
-            "intra": str(cluster.intra.kind),
             "intra_bytes_per_s": cluster.intra.bytes_per_s,
             "inter_bytes_per_s": cluster.inter.bytes_per_s,
         }

@@ -24,10 +24,9 @@ _HOMES: Final = MappingProxyType(
     {
         RunKind.ANALYZE: "analyze:AnalyzeResult",
         RunKind.COMPARE: "compare:CompareResult",
-        RunKind.COMPARE_PLANNERS: "compare_planners:ComparePlannersResult",
+        RunKind.COMPARE_PLANNERS: "compare:ComparePlannersResult",
         RunKind.LAYOUTS: "layouts:LayoutsResult",
         RunKind.PLAN: "plan:PlanResult",
-        RunKind.PROFILE: "profile:ProfileResult",
         RunKind.SELFTEST: "selftest:SelfTestResult",
         RunKind.SIMULATE: "simulate:SimulateResult",
         RunKind.SIMULATE_CAPTURE: "simulate:SimulateCaptureResult",
@@ -36,6 +35,7 @@ _HOMES: Final = MappingProxyType(
 )
 """Module of `results` and class; each is imported only when such a run is loaded."""
 _MAX_BYTES: Final = 1 << 30
+"""Chosen: the journal of a long search has some MB."""
 
 
 def load_run(path: Path) -> Result:

@@ -400,7 +400,7 @@ def _how_sure(found: Planned) -> tuple[str, ...]:
     )
     if not gain.gain_s:  # the step as it was
         return ()
-    none = "" if gain.verdict is GainEstimate.GAIN else ", so that it may be none"
+    none = "" if gain.verdict is GainEstimate.GAIN else ": it may be none"
     return (f"The gain is {gain_text(gain)} by the model's own error (lagom docs accuracy){none}.",)
 
 

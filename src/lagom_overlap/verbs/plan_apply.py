@@ -35,9 +35,9 @@ from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.record import create_folder, write_private
 from lagom_overlap.tuners.sequential import Judgement, judged_pairs
 from lagom_overlap.verbs.plan_file import read_fsdp2_settings, read_rewrites, rewrites_toml
-from lagom_overlap.workload.digest import graph_digest
 from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
 from lagom_overlap.workload.issued import IssuedStep
+from lagom_overlap.workload.iteration import graph_digest
 from lagom_overlap.workload.rewrite.steps import Rewrite
 from lagom_overlap.workload.rewrite.tables import table_of
 

@@ -62,4 +62,4 @@ def nobody(given: PlanInput) -> str:
     """What is said of a plan that nobody runs."""
     own = _own(given)
     settings = f" {given.problem.framework} takes settings: --for {own}." if own is not None else ""
-    return f"Carried by nothing: it shows what another order could give, and no framework issues that order.{settings}"
+    return f"No framework issues this order: the plan shows what another order could give.{settings}"

@@ -20,9 +20,9 @@ from lagom_overlap.planners.schedule import lower_bound, task_graph
 from lagom_overlap.record import read_regular
 from lagom_overlap.toml_tables import parse_toml
 from lagom_overlap.workload import Iteration
-from lagom_overlap.workload.digest import graph_digest
 from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
 from lagom_overlap.workload.fsdp2.visits import units_of, visits_of
+from lagom_overlap.workload.iteration import graph_digest
 from lagom_overlap.workload.rewrite.apply import rewritten
 from lagom_overlap.workload.rewrite.steps import Rewrite
 from lagom_overlap.workload.rewrite.tables import RewriteTable, rewrite_of, table_of
@@ -39,7 +39,7 @@ _GRAPH_HEAD: Final = """\
 """
 _FSDP2_HEAD: Final = """\
 # A plan of `lagom plan` for FSDP2. It may be edited.
-# Apply it in the job: lagom_overlap.apply_fsdp2(model, Path("plan.toml")), behind fully_shard.
+# Apply it in the job: lagom_overlap.apply_fsdp2(model, Path("plan.toml")), after fully_shard.
 # Predict it: lagom plan JOB --apply plan.toml
 """
 _MEGATRON_HEAD: Final = """\

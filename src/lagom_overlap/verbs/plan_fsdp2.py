@@ -21,11 +21,11 @@ def fsdp2_lines(plan: Plan) -> tuple[str, ...]:
     """The settings for a terminal and the report."""
     if isinstance(plan.settings, Fsdp2Settings) and not plan.effects:  # read from a file: nothing was searched
         words = [f"  {words}" for words, _ in set_settings(plan.settings)]
-        return ('apply_fsdp2(model, Path("plan.toml")), behind fully_shard:', *words) if words else ()
+        return ('apply_fsdp2(model, Path("plan.toml")), after fully_shard:', *words) if words else ()
     if not plan.effects and plan.settings is None:
         head = ["The settings stay as they are: no other gains 1 % of this step within the memory"]
     else:
-        head = ['apply_fsdp2(model, Path("plan.toml")), behind fully_shard:'] if plan.effects else []
+        head = ['apply_fsdp2(model, Path("plan.toml")), after fully_shard:'] if plan.effects else []
     others = ("tried and not advised:", *map(_line, plan.not_advised)) if plan.not_advised else ()
     return (*head, *map(_line, plan.effects), *others)
 
@@ -57,4 +57,6 @@ def key_notes(job: JobStep, settings: Fsdp2Settings | None) -> Iterator[str]:
 def _line(one: SwitchAdvice) -> str:
     gain = format_percent(one.gain, signed=True)
     key = f" [{one.key}]" if one.key else ""
-    return f"{gain:>8} {one.switch}{key} ({format_seconds(one.without_s)} -> {format_seconds(one.with_s)})"
+    before, after = format_seconds(one.without_s), format_seconds(one.with_s)
+    times = f" ({before} -> {after})" if before != after else ""  # 0.1 % shows in no three digits
+    return f"{gain:>8} {one.switch}{key}{times}"

@@ -42,7 +42,7 @@ from lagom_overlap.units import format_memory, format_percent, format_seconds
 from lagom_overlap.verbs.simulate_what_if import spent
 from lagom_overlap.workload.parallel import ParallelLayout, PipelineSchedule
 from lagom_overlap.workload.parallel.check import check_model
-from lagom_overlap.workload.step.switches import has_switch
+from lagom_overlap.workload.step.framework_file import has_switch
 
 ARGUMENTS_FILE: Final = "megatron_args.sh"
 UNTRIED: Final = (

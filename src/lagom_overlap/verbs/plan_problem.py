@@ -23,7 +23,7 @@ from lagom_overlap.jobfile.spec import (
 )
 from lagom_overlap.jobfile.step import JobStep
 from lagom_overlap.jobfile.variants import JobVariants
-from lagom_overlap.planners.base import OpTimes, PlanProblem, StepFigures
+from lagom_overlap.planners.base import OpTimes, PlanProblem, StepTotals
 from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.planners.deadline import SearchBudget
 from lagom_overlap.planners.framework import FSDP2, framework_of
@@ -235,10 +235,10 @@ def _told(problem: PlanProblem, trained: JobStep, settings: Fsdp2Settings) -> It
     return _holding(problem, replace(other.issued.issued, is_dataflow=True), other.memories[0])
 
 
-def _whole(trained: JobStep, settings: Fsdp2Settings) -> StepFigures:
+def _whole(trained: JobStep, settings: Fsdp2Settings) -> StepTotals:
     """What the iteration of the job with those settings takes, as `lagom simulate` tells it."""
     other = with_settings(trained, settings)
-    return StepFigures(other.times.iteration_s, other.most_bytes)
+    return StepTotals(other.times.iteration_s, other.most_bytes)
 
 
 def with_settings(trained: JobStep, settings: Fsdp2Settings) -> JobStep:

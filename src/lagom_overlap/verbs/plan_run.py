@@ -12,8 +12,8 @@ from lagom_overlap.results.plan import BeforeAfter, PlanExecution, PlanResult, S
 from lagom_overlap.timeline import Timeline
 from lagom_overlap.tuners.sequential import judged_pairs
 from lagom_overlap.verbs.plan_problem import PlanInput
-from lagom_overlap.workload.digest import graph_digest
 from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
+from lagom_overlap.workload.iteration import graph_digest
 
 MAX_ERROR: Final = 0.02
 """The largest difference of results, relative to the largest value, that is rounding: five times that of bfloat16."""

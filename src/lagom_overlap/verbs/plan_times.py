@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Final
@@ -19,13 +20,13 @@ from lagom_overlap.planners.traced_times import ScaledTimes, TraceMatch, kernels
 from lagom_overlap.results.plan import HeldTimes, TimesOrigin
 from lagom_overlap.trace.operators import TracedOperators, read_operators
 from lagom_overlap.units import format_percent
-from lagom_overlap.verbs.plan_proportional import ProportionalTimes
-from lagom_overlap.workload import CommOp, CompOp, Iteration, Kernel, Op, Work
+from lagom_overlap.workload import CommOp, CompOp, Gemm, Iteration, Kernel, Op, Work
 from lagom_overlap.workload.rewrite.pieces import piece
 
 MIN_SHARE: Final = 0.1
 """A trace that holds less of a step's time than that is not of this step."""
 REPEATS: Final = 7
+"""Runs of an operator or collective, of which the median counts. Chosen, not measured."""
 CHUNKS: Final = (2, 4, 8)
 """Pieces that planners cut operators into: Concerto's N, Centauri's equal parts."""
 MAX_WORKS: Final = 64
@@ -241,7 +242,7 @@ def _with_pieces(ops: Iterable[Op]) -> list[Op]:
 
 
 def _probed(iteration: Iteration, measured: Mapping[str, float]) -> dict[Work, float]:
-    from lagom_overlap.engines.operator_probe import probe_operators  # noqa: PLC0415  torch, only where it is used
+    from lagom_overlap.engines.compute import probe_operators  # noqa: PLC0415  torch, only where it is used
 
     seconds: dict[Work, float] = defaultdict(float)
     for op in iteration.computations:
@@ -251,3 +252,66 @@ def _probed(iteration: Iteration, measured: Mapping[str, float]) -> dict[Work, f
     chosen = [of_work[work] for work in longest if work in of_work]
     works = list(dict.fromkeys(op.work for op in _with_pieces(chosen) if isinstance(op, CompOp)))
     return {work: spread[0] for work, spread in probe_operators(works, repeats=REPEATS).items()} if works else {}
+
+
+_ONE_SIZE: Final = 2.0
+"""Largest over smallest below which a line through both says nothing of where it starts."""
+_LEAST: Final = 1e-18
+"""Seconds per byte or operation where the line through the measurements falls: a piece takes some time."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProportionalTimes:
+    """A fixed part and a part that grows with the work: how the time of a piece follows from that of the whole.
+
+    `NamedTimes` scales it to what was measured. The fixed part of computations is the shortest one's time; that of
+    collectives is where the line through the smallest and the largest meets zero bytes, or, where all are of about one
+    size, the same as of computations. The time of a piece is a guess, not a measurement.
+    """
+
+    comp_overhead_s: float
+    comm_overhead_s: float
+    comp_s_per_unit: float
+    comm_s_per_byte: float
+
+    @classmethod
+    def of(cls, iteration: Iteration, measured_s: Mapping[str, float]) -> "ProportionalTimes":
+        """From the times of those of an iteration's operators that were measured."""
+        comps = [(measured_s[op.name], _units(op)) for op in iteration.computations if op.name in measured_s]
+        comms = [(measured_s[op.name], _units(op)) for op in iteration.comms if op.name in measured_s]
+        fixed_s = min((seconds for seconds, _ in comps), default=1e-6)
+        call_s = min((_intercept_s(comms, fixed_s), *(seconds for seconds, _ in comms)))
+        return cls(fixed_s, call_s, _slope(comps, fixed_s), _slope(comms, call_s))
+
+    def seconds(self, op: Op) -> float:
+        """Seconds of one operator alone."""
+        if isinstance(op, CommOp):
+            return self.comm_overhead_s + self.comm_s_per_byte * _units(op)
+        return self.comp_overhead_s + self.comp_s_per_unit * _units(op)
+
+
+def _units(op: Op) -> float:
+    """Bytes of a collective; of a computation floating-point operations, or bytes where that is all that is known."""
+    if isinstance(op, CommOp):
+        return float(op.collective.num_bytes)
+    work = op.work
+    if isinstance(work, Gemm):
+        return work.flops
+    return float(getattr(work, "flops", 0) or getattr(work, "num_bytes", 0) or 1)
+
+
+def _intercept_s(times: list[tuple[float, float]], otherwise_s: float) -> float:
+    """Where the line through the times (s) of the fewest and of the most units meets no units; at least 0."""
+    if not times:
+        return otherwise_s
+    low, high = min(units for _, units in times), max(units for _, units in times)
+    if high < _ONE_SIZE * low:
+        return otherwise_s
+    low_s, high_s = (median(seconds for seconds, units in times if units == end) for end in (low, high))
+    return max(0.0, low_s - low * (high_s - low_s) / (high - low))
+
+
+def _slope(times: list[tuple[float, float]], fixed_s: float) -> float:
+    """Seconds per unit beyond the fixed part, of all together."""
+    units = sum(count for _, count in times)
+    return max(sum(seconds - fixed_s for seconds, _ in times) / units, _LEAST) if units else _LEAST

@@ -32,6 +32,7 @@ from lagom_overlap.verbs.run import (
     TABLE_VARIABLE,
     LaunchRequest,
     PreparedLaunch,
+    check_launch,
     is_one_of_several,
     nodes_named,
     prepare,
@@ -96,6 +97,7 @@ def prove_by_restarts(
         )
     assert request.config is not None
     found = given(request.config)
+    check_launch(replace(request, mode=RunMode.FIXED, config=found.path), environment)
     folder = RunFolder.create(request.out, RunMode.PROVE)
     asked = {"command": request.command, "mode": RunMode.PROVE, "config": found.path, "restarts": most_pairs}
     folder.write(RunRecord.now(RunKind.RUN, seed=0, request=asked))
@@ -225,6 +227,7 @@ def _result(
     decision = ProofDecision.REJECT if is_refuted else decision_of(judgement)
     reason = ended or ("" if judgement is None else judgement.sentence())
     subject, command = str(found.path), shlex.join(request.command)
+    more = most_pairs if ended else min(2 * most_pairs, MOST_PAIRS)  # what was cut off is to be done, not longer
     return ProofResult(
         subject=subject,
         kind=found.kind,
@@ -241,7 +244,7 @@ def _result(
                 decision,
                 shlex.quote(subject),
                 command,
-                flags=f"--restarts {min(2 * most_pairs, MOST_PAIRS)}",
+                flags=f"--restarts {more}",
                 is_longest=most_pairs == MOST_PAIRS,
             ),
         ),

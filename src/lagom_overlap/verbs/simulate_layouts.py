@@ -4,7 +4,7 @@ A layout is judged by what `lagom simulate` says of the job file with its keys: 
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from math import isfinite, prod
@@ -59,7 +59,8 @@ class LayoutsRequest:
     @property
     def name(self) -> str:
         """What the job is called."""
-        return f"{Path(self.model).stem}-{Path(self.cluster).stem}-{self.num_gpus}"
+        model, cluster = (Path(name).name.removesuffix(".toml") for name in (self.model, self.cluster))
+        return f"{model}-{cluster}-{self.num_gpus}"
 
     @property
     def batch(self) -> int:
@@ -107,7 +108,7 @@ def run_layouts(request: LayoutsRequest, on_progress: OnProgress = lambda _: Non
         LagomError: if there is no such model, cluster or framework, or no layout fits.
     """
     RunFolder.check(request.out)
-    model, cluster = load_model(request.model), cluster_of(request.cluster, request.num_gpus)
+    model, cluster = load_model(request.model), _cluster(request)
     layouts, num_too_large, notes = _candidates(request, model, cluster)
     simulated = _Simulated()
     search = LayoutSearch(layouts, simulated, KEPT, MOST_SIMULATED, num_too_large=num_too_large)
@@ -118,6 +119,7 @@ def run_layouts(request: LayoutsRequest, on_progress: OnProgress = lambda _: Non
         raise JobError(
             f"no layout of {model.name} fits {request.num_gpus} GPUs of {format_memory(cluster.gpu.memory_bytes)} "
             f"({cluster.name}): {search.num_too_large} layouts were counted; use more GPUs, or a shorter --seq-len"
+            + "".join(f" ({note.rstrip('.')})" for note in notes)
         )
     rows = _ranked(simulated.rows)
     best = rows[0].keys
@@ -138,6 +140,20 @@ def run_layouts(request: LayoutsRequest, on_progress: OnProgress = lambda _: Non
         notes=(*notes, *_notes(request, search, len(layouts))),
     )
     return _write(result, request.out, request.spec(best), request.tables(best), Path())
+
+
+def fastest_layout(request: LayoutsRequest) -> Keys | None:
+    """The fastest layout of the ranking, as keys of `[parallel]`; None where none fits."""
+    layouts, num_too_large, _ = _candidates(request, load_model(request.model), _cluster(request))
+    simulated = _Simulated()
+    search = LayoutSearch(layouts, simulated, KEPT, MOST_SIMULATED, num_too_large=num_too_large)
+    for _ in search.run():
+        pass
+    return _ranked(simulated.rows)[0].keys if simulated.rows else None
+
+
+def _cluster(request: LayoutsRequest) -> Cluster:
+    return cluster_of(request.cluster, request.num_gpus)
 
 
 def _candidates(
@@ -238,6 +254,8 @@ def _sequence_s(step: JobStep) -> float:
         whole_experts=False,
         schedule=type(step.layout)().schedule,
         chunks=1,
+        micro_batch_group=0,
+        pipeline_layout="",
         overlap_p2p=False,
         tables_as_layers=False,
     )
@@ -349,13 +367,14 @@ def run_variants(
 ) -> LayoutsResult:
     """Ranks every combination of a job file's values, and writes the run folder with the fastest as a job file.
 
-    Where the cluster says its nodes and neither `data` nor `fsdp` is given or varied, `data` fills the GPUs.
+    Where the cluster says its nodes, `replicate` (with `fsdp`) or `data` fills the GPUs, unless it is given or varied.
 
     Raises:
         LagomError: if no combination can be simulated.
     """
     RunFolder.check(out)
-    every = list(variants.combinations())
+    asked = list(variants.combinations())
+    every = [_filled(variants, values) for values in asked]
     rows, every_values, refused = list[LayoutRow](), list[Values](), list[RefusedVariant]()
     num_too_large = 0
 
@@ -363,7 +382,7 @@ def run_variants(
         nonlocal num_too_large
         for number, values in enumerate(every, start=1):
             try:
-                step = job_step(variants.spec(_filled(variants, values)))
+                step = job_step(variants.spec(values))
                 if step is None:
                     raise JobError("only a job with a named model ([model] name) is compared")
                 num_too_large += not step.fits
@@ -382,8 +401,7 @@ def run_variants(
         why = Counter(one.why for one in refused).most_common(1)[0][0]
         raise JobError(f"{variants.where}: none of {len(every)} variants can be simulated: {why}")
     ranked = _ranked(rows)
-    values = next(one for one in every_values if _shown(one) == ranked[0].keys)
-    best = _filled(variants, values)
+    best = next(one for one in every_values if _shown(one) == ranked[0].keys)
     first = job_step(variants.spec(best))
     assert first is not None, "it was simulated"
     result = LayoutsResult(
@@ -401,7 +419,7 @@ def run_variants(
         rows=ranked,
         refused=tuple(refused),
         interrupted=interrupted,
-        notes=_variant_notes(best, values),
+        notes=_filled_notes({key for values in every for key in values} - {*asked[0]}),
     )
     return _write(result, out, variants.spec(best), variants.with_values(best), variants.folder)
 
@@ -415,21 +433,27 @@ _DEGREES: Final = ("tensor", "pipeline", "context")
 
 
 def _filled(variants: JobVariants, values: Values) -> Values:
-    """The values, with as much data parallelism as fills the cluster where one of the other degrees varies."""
+    """The values, with as much data parallelism as fills the cluster where one of the other degrees varies.
+
+    Groups of FSDP are repeated (`replicate`); where the job has none, `data` is what is left of the cluster.
+    """
     tables = variants.with_values(values)
     cluster, parallel = tables.get("cluster", {}), tables.get("parallel", {})
-    varies = any(f"parallel.{key}" in values for key in _DEGREES)
-    if not varies or "data" in parallel or "fsdp" in parallel or "nodes" not in cluster:
+    varies = any(f"parallel.{key}" in values for key in (*_DEGREES, "fsdp"))
+    filling, cut_by = ("replicate", (*_DEGREES, "fsdp")) if "fsdp" in parallel else ("data", _DEGREES)
+    has_copies = filling == "data" or parallel.get("expert", 1) == 1  # with experts, FSDP is not repeated
+    if not varies or not has_copies or {filling, "data"} & {*parallel} or "nodes" not in cluster:
         return values
     try:
         num_gpus = stated_cluster(msgspec.convert(cluster, ClusterTable)).num_gpus
-        cut = prod(parallel.get(key, 1) for key in _DEGREES)
-        return values if num_gpus % cut else {**values, "parallel.data": num_gpus // cut}
+        cut = prod(parallel.get(key, 1) for key in cut_by)
+        is_full = num_gpus == cut and filling == "replicate"
+        return values if is_full or num_gpus % cut else {**values, f"parallel.{filling}": num_gpus // cut}
     except (LagomError, msgspec.ValidationError, TypeError, ZeroDivisionError):
         return values  # what is wrong with them is told where the job is read
 
 
-def _variant_notes(best: Values, values: Values) -> tuple[str, ...]:
-    if best == values:
-        return ()
-    return ("parallel.data fills the cluster's GPUs in every variant: the file gives neither data nor fsdp.",)
+def _filled_notes(filled: Set[str]) -> tuple[str, ...]:
+    """Which keys were given values that nobody asked for."""
+    keys = " and ".join(sorted(filled))
+    return (f"{keys} fills the cluster's GPUs: neither the file nor --set gives it.",) if filled else ()

@@ -42,9 +42,8 @@ from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
 from lagom_overlap.workload.fsdp2.visits import units_of, visits_of
 from lagom_overlap.workload.parallel import Dispatcher, PipelineSchedule
 from lagom_overlap.workload.step import changes_of
-from lagom_overlap.workload.step.framework_file import framework_file
+from lagom_overlap.workload.step.framework_file import can_overlap_experts, dispatchers, framework_file, switches
 from lagom_overlap.workload.step.rules import Sharding
-from lagom_overlap.workload.step.switches import can_overlap_experts, dispatchers, switches
 
 CARVE_OUTS: Final = (8, 16, 24)
 """SMs left free that are tried: what collectives of 8 to 24 channels occupy."""

@@ -2,15 +2,16 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import msgspec
+import tomli_w
 
 from lagom_overlap.backends.base import Backend
+from lagom_overlap.collective import CommConfig, LaunchConfig, launch_of
 from lagom_overlap.errors import BackendError, BundleError
-from lagom_overlap.export.configs import configs_toml
 from lagom_overlap.interrupts import held_back
 from lagom_overlap.jobfile.describe import ENDED_BY_ITSELF, ONE_SIDED, OUT_OF_BUDGET
 from lagom_overlap.jobfile.job import Job
@@ -22,6 +23,7 @@ from lagom_overlap.trace.chrome_writer import chrome_trace
 from lagom_overlap.tuners.bundle import BundleHeader, header_line, parse_header
 from lagom_overlap.tuners.guard import make_tuner
 from lagom_overlap.tuners.journal import Entry, StepKind, entries_from_json
+from lagom_overlap.tuners.problem import Assignment, GroupProblem
 from lagom_overlap.tuners.registry import (
     check_takes_warm_start,
     check_tuner_name,
@@ -31,7 +33,7 @@ from lagom_overlap.tuners.registry import (
 from lagom_overlap.tuners.study import Study
 from lagom_overlap.tuners.verdict import DEFAULT_ARM, TUNED_ARM
 from lagom_overlap.verbs.measure import Journal, Observer, Run, ignore
-from lagom_overlap.verbs.warm_start import check_source, warm_start_of
+from lagom_overlap.verbs.warm_start import check_run, warm_start_of
 
 AGAIN: Final = ("simulated", "fake_nccl", "recorded")
 """Backends that answer the same when asked the same in the same order, in no time."""
@@ -116,13 +118,13 @@ def run_tune(request: TuneRequest, observe: Observer = ignore) -> TuneResult:
     check_tuner_name(request.tuner_name)
     if request.warm_source is not None:
         check_takes_warm_start(request.tuner_name)
-        check_source(request.warm_source)
+        check_run(request.warm_source)
     RunFolder.check(request.out)
     started = time.monotonic()
     backend = job.open(request.backend_name, backend_request)
     try:
         problems = tuple(backend.problem(group) for group in groups)
-        warm = None if request.warm_source is None else warm_start_of(request.warm_source, job, problems, seed=seed)
+        warm = None if request.warm_source is None else warm_start_of(request.warm_source, problems)
         begun = () if warm is None else (f"The search began with {warm.source}.",)
         tuner = make_tuner(
             request.tuner_name, problems, seed=seed, options=request.options, guarded=spec.tune.guard, warm=warm
@@ -285,3 +287,32 @@ def _write(
     written = folder.write(record, result, contents, skips_unwritable=True)
     kept = {*written, *(() if journal.failure else (journal.path,))}
     return replace(result, files=tuple(path for path in result.files if path in kept), measured=result.search)
+
+
+_HEADER = "# Written by lagom tune. A collective with no keys is left untouched.\n"
+_REFUSED = "# The paired A/B did not show a gain, so nothing is set.\n"
+
+
+def configs_toml(problems: tuple[GroupProblem, ...], assignments: Mapping[str, Assignment], *, adopted: bool) -> str:
+    """What to set, as TOML: `groups`, group -> collective -> knobs, and `launches`, group -> the computation's side.
+
+    Nothing is set where the assignments were not adopted, nor for a collective that keeps its default: what the default
+    spells out is the engine's own choice and need not be forced. `launches` is absent where nothing of it is set.
+    """
+    table: dict[str, object] = {"adopted": adopted}
+    groups: dict[str, dict[str, dict[str, object]]] = {}
+    for problem in problems:
+        assignment = assignments[problem.group.name]
+        rows = zip(problem.group.comm_names, assignment, problem.default, strict=True)
+        groups[problem.group.name] = {
+            name: _knobs(config) if adopted and config != default else {} for name, config, default in rows
+        }
+    table["groups"] = groups
+    launches = {problem.group.name: launch_of(assignments[problem.group.name]) for problem in problems}
+    if adopted and any(not launch.is_untouched for launch in launches.values()):
+        table["launches"] = {name: _knobs(launch) for name, launch in launches.items() if not launch.is_untouched}
+    return _HEADER + ("" if adopted else _REFUSED) + tomli_w.dumps(table)
+
+
+def _knobs(config: CommConfig | LaunchConfig) -> dict[str, object]:
+    return {knob: value for knob, value in asdict(config).items() if value is not None}

@@ -20,7 +20,7 @@ from lagom_overlap.errors import JobError
 from lagom_overlap.planners.centauri.evolution import evolutions
 from lagom_overlap.timeline import SpanKind
 from lagom_overlap.verbs.plan_apply import DefaultGroupRanks
-from lagom_overlap.workload.digest import graph_digest
+from lagom_overlap.workload.iteration import graph_digest
 from lagom_overlap.workload.rewrite.apply import rewritten
 from lagom_overlap.workload.rewrite.steps import ChainLink, Reorder, Slide, Split
 from lagom_overlap.workload.rewrite.tables import table_of

@@ -7,7 +7,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from lagom_overlap.capturing.fake_world import fake_world
 from lagom_overlap.capturing.fx import capture_fx
 from lagom_overlap.engines.fx import graph_times
-from lagom_overlap.engines.fx.coalesced import one_tensor_each
+from lagom_overlap.engines.fx.program import one_tensor_each
 from lagom_overlap.errors import JobError
 
 pytestmark = pytest.mark.torch

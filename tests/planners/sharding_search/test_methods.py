@@ -12,7 +12,7 @@ from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.errors import JobError
 from lagom_overlap.planners.sharding_search.choice import FoundSharding, choose_sharding
 from lagom_overlap.planners.sharding_search.emit import emit
-from lagom_overlap.planners.sharding_search.methods import data_parallel
+from lagom_overlap.planners.sharding_search.search import data_parallel
 
 PROGRAM = mlp_training(1 << 14, 1024)
 BYTES = 2 * 2 * 1024 * 4096

@@ -9,8 +9,8 @@ import pytest
 from lagom_overlap.collective import Collective, CollectiveKind, distinct
 from lagom_overlap.errors import JobError
 from lagom_overlap.workload import CommOp, Gemm, MemoryBound
-from lagom_overlap.workload.digest import graph_digest
 from lagom_overlap.workload.issued import IssuedStep
+from lagom_overlap.workload.iteration import graph_digest
 from lagom_overlap.workload.models import load_model
 from lagom_overlap.workload.ops import Access
 from lagom_overlap.workload.overlap import find_overlap_groups

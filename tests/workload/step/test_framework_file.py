@@ -16,12 +16,12 @@ from lagom_overlap.verbs.plan_carrier import carried
 from lagom_overlap.verbs.plan_problem import read_input
 from lagom_overlap.verbs.simulate import SimulateRequest, run_simulate
 from lagom_overlap.workload.step import framework_file as module
-from lagom_overlap.workload.step import framework_names, load_rules, releases, switches
+from lagom_overlap.workload.step import load_rules, rules
 from lagom_overlap.workload.step.traffic import counts
 
 CACHED = (
-    module.framework_names, module.framework_file, load_rules, load_framework, switches.switches, switches.dispatchers,
-    releases.release_changes,
+    module.framework_names, module.framework_file, load_rules, load_framework, module.switches, module.dispatchers,
+    rules.release_changes,
 )  # fmt: skip
 
 H100_BYTES_PER_S = 2.926e12
@@ -89,12 +89,12 @@ def test_twice_the_traffic_of_the_loss_is_that_many_bytes_more(folder: Path) -> 
 
 def test_its_switches_titles_and_releases_are_its_own(folder: Path) -> None:
     (folder / "ours.toml").write_text(OURS)
-    assert "ours" in framework_names()
-    assert switches.switches()["prefetch"]["ours"] == "--prefetch (ours)"
-    assert switches.switches()["frozen"]["ours"] == ""  # Megatron-LM's
-    assert switches.has_dispatcher("ours", switches.Dispatcher.MERGED)
-    assert releases.rules_in_release(load_rules("ours"), "2.1").waits_for_buckets
-    assert not releases.rules_in_release(load_rules("ours"), "1.9").waits_for_buckets
+    assert "ours" in module.framework_names()
+    assert module.switches()["prefetch"]["ours"] == "--prefetch (ours)"
+    assert module.switches()["frozen"]["ours"] == ""  # Megatron-LM's
+    assert module.has_dispatcher("ours", module.Dispatcher.MERGED)
+    assert rules.rules_in_release(load_rules("ours"), "2.1").waits_for_buckets
+    assert not rules.rules_in_release(load_rules("ours"), "1.9").waits_for_buckets
     raw = {"job": {"name": "n"}, "model": {"name": "phi-2", "seq_len": 1024}, "cluster": {"preset": "h100_dgx"}}
     step = job_step(parse_job({**raw, "parallel": {"data": 8, "framework": "ours", "frozen": True}}, "job.toml"))
     assert step is not None

@@ -6,7 +6,7 @@ import pytest
 
 from lagom_overlap.errors import JobError
 from lagom_overlap.workload.step import IssueRules, framework_names, load_rules, rules_in_release
-from lagom_overlap.workload.step.releases import release_changes
+from lagom_overlap.workload.step.rules import release_changes
 
 DDP = load_rules("ddp")
 FSDP2 = load_rules("fsdp2")

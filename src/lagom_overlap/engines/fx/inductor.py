@@ -12,12 +12,13 @@ what else moves them (`order_settings`).
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Final, Protocol, cast
 
 import msgspec
+import torch
 from torch import distributed as dist
 from torch import fx
 from torch._inductor import config
@@ -27,16 +28,17 @@ from torch.distributed import distributed_c10d
 from lagom_overlap.capturing.fx import capture_graph
 from lagom_overlap.engines.fx.agreement import check_able, check_agreement, signature
 from lagom_overlap.engines.fx.apply import rewrite_graph
-from lagom_overlap.engines.fx.coalesced import one_tensor_each
 from lagom_overlap.engines.fx.graph_times import has_fixed_shapes, times_alone
 from lagom_overlap.engines.fx.groups import ProcessGroups
-from lagom_overlap.engines.fx.nodes import is_collective
+from lagom_overlap.engines.fx.nodes import collective_of, is_collective, op_name
 from lagom_overlap.engines.fx.order_settings import undoing
-from lagom_overlap.engines.fx.uneven import uneven_exchanges, without_rows
+from lagom_overlap.engines.fx.program import one_tensor_each
 from lagom_overlap.errors import JobError, LagomError
+from lagom_overlap.workload import Gather, Iteration
 from lagom_overlap.workload.issued import IssuedStep
 from lagom_overlap.workload.rewrite.steps import Rewrite, Slide
 from lagom_overlap.workload.rewrite.tables import RewriteTable, rewrite_of, table_of
+from lagom_overlap.workload.sharding import ShardSpec
 
 _PASSES = count()
 _log = logging.getLogger(__name__)
@@ -164,3 +166,39 @@ class PlanPass(CustomGraphPass):
     def uuid(self) -> None:
         """None: what the pass does depends on more than the graph, so compiled graphs are not cached."""
         return
+
+
+EXCHANGE: Final = torch.ops._c10d_functional.all_to_all_single.default
+
+
+def uneven_exchanges(graph: fx.Graph) -> list[str]:
+    """Names of the exchanges whose parts are unequal on this rank.
+
+    Pieces of an exchange must be alike on all ranks: no rank may cut its rows, not even one whose parts happen to be
+    equal. A rank sees its own parts only, so ranks tell each other before one of them plans for all.
+    """
+    exchanges = [node for node in graph.nodes if node.target is EXCHANGE]
+    return [op_name(node) for node in exchanges if collective_of(node).uneven is not None]
+
+
+def without_rows(iteration: Iteration, exchanges: Iterable[str]) -> Iteration:
+    """The iteration with these exchanges cut along their other dimensions at most."""
+    named = frozenset(exchanges)
+    return replace(
+        iteration,
+        ops=tuple(
+            replace(op, shards=_without_rows(op.shards)) if op.name in named and op.shards is not None else op
+            for op in iteration.ops
+        ),
+    )
+
+
+def _without_rows(shards: ShardSpec) -> ShardSpec | None:
+    """Rows are the last axis, so that the others keep their numbers (`capturing.shard_rules`)."""
+    last = len(shards.combine) - 1
+    if shards.combine[last] != Gather(0):
+        return shards
+    if not last:
+        return None
+    uses = [replace(use, axes=tuple(None if axis == last else axis for axis in use.axes)) for use in shards.inputs]
+    return ShardSpec(tuple(uses), shards.combine[:last], shards.sizes[:last])

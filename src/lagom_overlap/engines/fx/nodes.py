@@ -7,20 +7,41 @@ Names of operators hold characters that FX does not allow in names of nodes (`mm
 in `meta[OP_NAME]`.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Final
 
 import torch
+from torch import distributed as dist
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from lagom_overlap.collective import CollectiveKind
-from lagom_overlap.engines.fx import reduce_op as _  # noqa: F401  # registers lagom_overlap::reduce
+from lagom_overlap.engines.fx.groups import process_group
 from lagom_overlap.errors import JobError
 
 OP_NAME: Final = "lagom_op"
 """Key of a node's meta: the name of the operator that it is."""
+
+_OPS = {"sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.AVG, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+
+
+@torch.library.custom_op("lagom_overlap::reduce", mutates_args=())
+def reduce(source: torch.Tensor, reduce_op: str, root: int, group: str) -> torch.Tensor:
+    """The sum over ranks, on the group's rank `root`: PyTorch's functional collectives have no reduce to one rank.
+
+    It is complete when it returns; a rank other than the root gets memory that holds nothing of meaning.
+    """
+    result = source.clone()
+    dist.reduce(result, group_dst=root, op=_OPS[reduce_op], group=process_group(group))
+    return result
+
+
+@reduce.register_fake
+def _(source: torch.Tensor, reduce_op: str, root: int, group: str) -> torch.Tensor:
+    return torch.empty_like(source)
+
 
 _C10D = torch.ops._c10d_functional
 _OURS = torch.ops.lagom_overlap
@@ -38,7 +59,7 @@ _OTHER_COLLECTIVES: Final = (
     _C10D.reduce_scatter_tensor_coalesced.default,
     _C10D.all_reduce_coalesced.default,
 )
-"""Collectives of several tensors at once: `coalesced.one_tensor_each` replaces them before anything is rewritten."""
+"""Collectives of several tensors at once: `program.one_tensor_each` replaces them before anything is rewritten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +193,30 @@ class Editor:
                 raise ValueError(f"no functional collective for {what.kind}")
         target = next(target for target, kind in _KINDS.items() if kind is what.kind)
         return self.wait(self.call(target, source, *args, name=name))  # type: ignore[arg-type]  # an operator overload
+
+    def collective_of_all(
+        self, what: FxCollective, sources: Sequence[fx.Node], num_ranks: int, *, name: str | None = None
+    ) -> tuple[fx.Node, list[fx.Node]]:
+        """The wait of one new collective that does what `what` does on all the tensors, and what each becomes.
+
+        Each is laid out as one row per rank, so that what belongs to a rank stays together when rows are put side by
+        side.
+        """
+        traits, exchanges = what.kind.traits, what.kind is CollectiveKind.ALL_TO_ALL
+        rows_in = num_ranks if traits.leaves_part or exchanges else 1
+        rows_out = num_ranks if traits.takes_part or exchanges else 1
+        shapes = [list(value_of(source).shape) for source in sources]
+        widths = [prod(shape) // rows_in for shape in shapes]
+        rows = [self.reshape(source, [rows_in, width]) for source, width in zip(sources, widths, strict=True)]
+        flat = self.reshape(self.concatenated(rows, 1), [rows_in * sum(widths)])
+        waited = self.collective(what, flat, num_ranks, name=name)
+        done = self.reshape(waited, [rows_out, sum(widths)])
+        parts, start = [], 0
+        for shape, width in zip(shapes, widths, strict=True):
+            part = self.narrow(done, 1, start, width)
+            parts.append(self.reshape(part, [shape[0] * rows_out // rows_in, *shape[1:]]))
+            start += width
+        return waited, parts
 
     def broadcast(self, source: fx.Node, root: int, group: str, *, name: str) -> fx.Node:
         """The wait of a broadcast from the group's rank `root`."""

@@ -12,15 +12,18 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import module_from_spec, spec_from_file_location
+from operator import getitem
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import distributed as dist
+from torch import fx
 
 from lagom_overlap.capturing.fake_tensor import TrainingStep
 from lagom_overlap.capturing.fx import FxCapture, capture_fx, capture_graph
-from lagom_overlap.engines.fx.coalesced import one_tensor_each
+from lagom_overlap.collective import CollectiveKind
+from lagom_overlap.engines.fx.nodes import Editor, FxCollective, is_wait, lint, op_name, value_of
 from lagom_overlap.errors import JobError, LagomError
 
 
@@ -108,3 +111,75 @@ def load_program(script: Path, function: str) -> LoadedProgram:
     if not isinstance(inputs, Sequence):
         raise JobError(f"{where}: the inputs of {function}() must be a list, they are {type(inputs).__name__}")
     return LoadedProgram(script, step, tuple(inputs))
+
+
+_C10D = torch.ops._c10d_functional
+_KINDS: Final[dict[object, CollectiveKind]] = {
+    _C10D.all_gather_into_tensor_coalesced.default: CollectiveKind.ALL_GATHER,
+    _C10D.reduce_scatter_tensor_coalesced.default: CollectiveKind.REDUCE_SCATTER,
+    _C10D.all_reduce_coalesced.default: CollectiveKind.ALL_REDUCE,
+}
+
+
+def one_tensor_each(graph: fx.Graph) -> bool:
+    """Makes collectives of one of the graph's collectives of several tensors, in place; whether there were any.
+
+    `all_gather_into_tensor_coalesced` and its like start one collective per tensor in one call. Here the tensors travel
+    as one, which every rewrite knows: a copy before and views after, one latency as before. Gathers are equal bit for
+    bit; a sum may add ranks in another order, for a library's order depends on where an element lies.
+
+    Raises:
+        JobError: if tensors of one call differ in element type, or a result is used before it is awaited.
+    """
+    several = [node for node in graph.nodes if node.op == "call_function" and node.target in _KINDS]
+    for node in several:
+        _replace(graph, node)
+    if several:
+        lint(graph)
+    return bool(several)
+
+
+def _replace(graph: fx.Graph, node: fx.Node) -> None:
+    kind, sources = _KINDS[node.target], node.args[0]
+    assert isinstance(sources, Sequence), "coalesced collectives take a list first"
+    tensors = [source for source in sources if isinstance(source, fx.Node)]
+    if len({value_of(tensor).dtype for tensor in tensors}) != 1:
+        raise JobError(f"{op_name(node)!r} moves tensors of several element types at once, which cannot be planned")
+    waits = _waits(node)
+    with graph.inserting_before(node):
+        parts = _as_one(Editor(graph), node, kind, tensors)
+    for number, waited in waits:
+        waited.replace_all_uses_with(parts[number])
+    for _, waited in waits:
+        graph.erase_node(waited)
+    for element in list(node.users):
+        graph.erase_node(element)
+    graph.erase_node(node)
+
+
+def _waits(node: fx.Node) -> list[tuple[int, fx.Node]]:
+    """The waits of a call's results, each with the number of its tensor."""
+    waits: list[tuple[int, fx.Node]] = []
+    for element in node.users:
+        if element.target is not getitem or not all(is_wait(user) for user in element.users):
+            raise JobError(f"collective {op_name(node)!r} is used before it is awaited")
+        number = element.args[1]
+        assert isinstance(number, int), "an index"
+        waits += [(number, waited) for waited in element.users]
+    return waits
+
+
+def _as_one(editor: Editor, node: fx.Node, kind: CollectiveKind, tensors: list[fx.Node]) -> list[fx.Node]:
+    """What each tensor becomes, from one collective of all."""
+    reduces = kind.traits.adds
+    num_ranks = 1 if kind is CollectiveKind.ALL_REDUCE else int(str(node.args[2 if reduces else 1]))
+    what = FxCollective(kind, tensors[0], str(node.args[-1]), str(node.args[1]) if reduces else None)
+    waited, parts = editor.collective_of_all(what, tensors, num_ranks)
+    _take_place(waited.all_input_nodes[0], node)
+    return parts
+
+
+def _take_place(call: fx.Node, node: fx.Node) -> None:
+    """Gives a new call the short name of what it does, and where the old one comes from."""
+    call._rename(str(call.target).split(".")[-2])
+    call.meta |= {key: value for key, value in node.meta.items() if key not in call.meta}

@@ -37,10 +37,11 @@ from lagom_overlap.engines.fx.streams import StepRun, StreamedStep
 from lagom_overlap.errors import LagomError
 from lagom_overlap.timeline import SpanKind, Timeline
 from lagom_overlap.timeline.metrics import overlap_metrics
-from lagom_overlap.workload.digest import graph_digest
+from lagom_overlap.workload.iteration import graph_digest
 from lagom_overlap.workload.rewrite.tables import rewrite_of
 
 _SEED: Final = 0
+"""Of a program's inputs, the same on every rank and in every process."""
 WARM_UP_RUNS: Final = 2
 """Untimed runs of each arm: first touches, connections, caches."""
 

@@ -40,9 +40,15 @@ class DdpHook:
         self.reduce: Callable[[torch.Tensor], Future[torch.Tensor]] | None = None
         self.theirs: tuple[Any, Callable[[Any, GradBucket], Future[torch.Tensor]]] | None = None
         self._model = ref(model)  # DDP's reducer keeps the hook: C++ holds no cycle that Python could collect
-        self.group: dist.ProcessGroup = model.process_group
-        self._num_ranks = self.group.size()
+        self._group: dist.ProcessGroup = model.process_group
         self._divides = bool(getattr(model, "batched_grad_copy", False))
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """Where DDP sums now: a job may give it another group (`_update_process_group`)."""
+        if (model := self._model()) is not None:
+            self._group = model.process_group
+        return self._group
 
     def __call__(self, _state: None, bucket: GradBucket) -> Future[torch.Tensor]:
         """Called by DDP when a bucket is full."""
@@ -50,15 +56,14 @@ class DdpHook:
             state, hook = self.theirs
             return hook(state, bucket)
         buffer: torch.Tensor = bucket.buffer()
-        model = self._model()
+        model, group = self._model(), self.group
         is_joinable = model is not None and model._join_config.enable
         with torch.no_grad():
-            self._scale(
-                buffer, self._num_active(model, buffer.device) if model is not None and is_joinable else self._num_ranks
-            )
+            is_counted = model is not None and is_joinable and not model._divide_by_initial_world_size
+            self._scale(buffer, _num_active(group, buffer.device) if is_counted else group.size())
         # Ranks that have joined make no steps: they would not count the calls as the others do.
         if self.reduce is None or is_joinable or buffer.layout is not torch.strided:
-            return first_result(self.group.allreduce([buffer]), buffer)
+            return first_result(group.allreduce([buffer]), buffer)
         return self.reduce(buffer)
 
     def _scale(self, buffer: torch.Tensor, num_ranks: int) -> None:
@@ -68,13 +73,12 @@ class DdpHook:
         else:
             buffer.mul_(1.0 / num_ranks)
 
-    def _num_active(self, model: DistributedDataParallel, device: torch.device) -> int:
-        """The ranks to divide by with uneven inputs; those that joined contribute zeros, outside of a backward pass."""
-        if model._divide_by_initial_world_size:
-            return self._num_ranks
-        is_active = torch.full((1,), float(torch._C._current_graph_task_id() != _NO_PASS), device=device)
-        self.group.allreduce([is_active]).wait()
-        return max(1, int(is_active.item()))
+
+def _num_active(group: dist.ProcessGroup, device: torch.device) -> int:
+    """The ranks that still have inputs; those that joined contribute zeros, outside of a backward pass."""
+    is_active = torch.full((1,), float(torch._C._current_graph_task_id() != _NO_PASS), device=device)
+    group.allreduce([is_active]).wait()
+    return max(1, int(is_active.item()))
 
 
 _HOOKS: WeakKeyDictionary[DistributedDataParallel, DdpHook] = WeakKeyDictionary()
@@ -95,9 +99,9 @@ class DdpAdapter:
         hook = hook_of(model)
         if hook is None:
             return lambda: None
-        group = hook.group
 
         def reduce(buffer: torch.Tensor) -> Future[torch.Tensor]:
+            group = hook.group
             # Not by dist.all_reduce, which the adapter "calls" may have routed, too.
             return first_result(
                 route.call(CollectiveKind.ALL_REDUCE, buffer, buffer, group, lambda: group.allreduce([buffer])), buffer

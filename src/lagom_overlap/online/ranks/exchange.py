@@ -49,6 +49,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from math import inf
 from threading import Thread
 from time import monotonic, sleep
 from typing import Final, Protocol, TypeVar
@@ -123,6 +124,7 @@ class CommunicatorPlace:
 class Exchange:
     """One rank's end. `timeout_s` is the longest that one call waits; `reopen` makes a new connection to the store.
 
+    `longest_s` says, whenever this rank begins to wait, what the job itself allows for that.
     `trouble` says why nobody should wait for the others any longer; it is empty as long as one may.
     """
 
@@ -135,13 +137,15 @@ class Exchange:
         timeout_s: float,
         reopen: Callable[[], Store] | None = None,
         trouble: Callable[[], str] = str,
+        longest_s: Callable[[], float] = lambda: inf,
     ) -> None:
         if timeout_s <= 0:
             raise ValueError(f"timeout_s is {timeout_s}, must be positive")
         self._store = store
         self.rank = rank
         self.num_ranks = num_ranks
-        self.timeout_s = timeout_s
+        self._timeout_s = timeout_s
+        self._longest_s = longest_s
         self._reopen = reopen
         self._trouble = trouble
         self._placed: dict[int, list[str]] = {}
@@ -151,6 +155,11 @@ class Exchange:
         self._calls = BoundedCalls("lagom-store")
         self.post = post_of(rank, num_ranks)
         self._most_height = post_of(0, num_ranks).height
+
+    @property
+    def timeout_s(self) -> float:
+        """The longest that a call may wait now."""
+        return min(self._timeout_s, self._longest_s())
 
     def greet(self, release: str) -> str:
         """The release of this package that the first rank runs; without equal releases nothing is agreed on.
@@ -175,7 +184,7 @@ class Exchange:
     def propose(self, plan: WindowPlan) -> WindowPlan:
         """Publishes the leader's plan; returns the agreed one, which is "off" if a rank had given up before."""
         key, text = f"plan/{plan.window}", encode(plan)
-        return self._plan(self._ask(lambda: self._store.compare_set(key, "", text)), plan.window)
+        return self._plan(self._written(key, text), plan.window)
 
     def is_decided(self, window: int) -> bool:
         """Whether the plan of a window is out; does not wait."""
@@ -417,7 +426,20 @@ class Exchange:
                 self._ask(partial(self._store.delete_key, f"{name}/{window}"))
 
     def _settle(self, go: str, word: str) -> str:
-        return self._said(self._ask(lambda: self._store.compare_set(go, "", word)))
+        return self._said(self._written(go, word))
+
+    def _written(self, key: str, text: str) -> bytes:
+        """What is written there now: this text, unless somebody was quicker."""
+
+        def write() -> bytes:
+            written = self._store.compare_set(key, "", text)
+            if written == text.encode():
+                # A TCPStore without libuv lets those who wait for the key sleep on after a compare-and-set.
+                with suppress(Exception):  # it is written all the same
+                    self._store.set(key, text)
+            return written
+
+        return self._ask(write)
 
     @staticmethod
     def _said(word: bytes) -> str:

@@ -237,6 +237,11 @@ class Member:
         if self._presence is not None:
             self._presence.close()
 
+    def release(self, reason: str) -> None:
+        """Closes for good: a step made all the same is this rank's alone."""
+        self.close(reason)
+        self._lost = self._lost or reason
+
     def fail_step(self, reason: str) -> None:
         """In place of `end_step` where the job's step raised: nobody waits, and the step counts all the same.
 
@@ -320,12 +325,12 @@ class Member:
         except Exception as error:  # the store's, or ours: without a plan this rank gives no word for any change
             if not isinstance(error, StoreLost):
                 _log.exception("online tuning failed on rank %d", self._exchange.rank)
-            self._lost = _line(error)
+            self._note_lost(error)
             return self._in_force.alone(number, self._lost)
         try:
             return self._in_force.enter(plan)
         except StoreLost as error:
-            self._lost = _line(error)
+            self._note_lost(error)
             return self._in_force.alone(number, self._lost)
 
     def _forget(self, window: int) -> None:
@@ -349,8 +354,14 @@ class Member:
 
     def _lose(self, error: StoreLost) -> None:
         """Without the store nothing can be agreed on: what is settled stays for good, a trial to its window's end."""
-        self._lost = _line(error)
+        self._note_lost(error)
         _log.warning("online tuning stops on rank %d: %s", self._exchange.rank, self._lost)
+
+    def _note_lost(self, error: Exception) -> None:
+        """From here on this rank agrees on nothing: the others need not wait for it, which their connections say."""
+        self._lost = _line(error)
+        if self._presence is not None:
+            self._presence.leave(is_cut_off=True)
 
     def _end_timed(self) -> None:
         self._steps.end()

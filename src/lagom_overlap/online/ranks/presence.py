@@ -208,9 +208,12 @@ class Presence:
             return f"{went}: their steps differ"
         return ""
 
-    def leave(self) -> None:
-        """This rank comes to no further boundary; it still passes on what others say."""
-        self._leaves = self._leaves or Left(self._rank, self._reached)
+    def leave(self, *, is_cut_off: bool = False) -> None:
+        """This rank comes to no further boundary; it still passes on what others say.
+
+        `is_cut_off`: nor do the others get what it had to say at the last one.
+        """
+        self._leaves = self._leaves or Left(self._rank, self._reached - is_cut_off)
         self._rouse()
 
     def close(self) -> None:
@@ -392,9 +395,10 @@ def say_here(store: Store, rank: int, mode: str, release: str) -> None:
 
 
 def say_off(store: Store, rank: int, mode: str, release: str, why: str) -> None:
-    """Takes back what a rank has said."""
-    store.set(f"here/{rank}", f"{release} off ({why})")
-    store.add(_class(mode, release), -1)
+    """Takes back what a rank has said, once."""
+    word = f"{release} off ({why})"
+    if store.compare_set(f"here/{rank}", f"{release} {mode}", word) == word.encode():
+        store.add(_class(mode, release), -1)
 
 
 def absent(store: Store, num_ranks: int, mode: str, release: str) -> str:

@@ -15,8 +15,7 @@ from lagom_overlap.online.options import OnlineOptions
 from lagom_overlap.online.ranks.check import Arm, Check, CheckBudget
 from lagom_overlap.online.ranks.messages import Report, SwitchState, WindowPlan, steps_that_count
 from lagom_overlap.online.ranks.plans import PROBATION_STEPS, Plans
-from lagom_overlap.online.slow_phases import SlowPhases
-from lagom_overlap.online.watcher import Watcher
+from lagom_overlap.online.watcher import SlowPhases, Watcher
 from lagom_overlap.tuners.problem import SAME_PAIRS
 from lagom_overlap.tuners.sequential import LEAST_PAIRS
 

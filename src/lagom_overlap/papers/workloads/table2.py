@@ -12,7 +12,7 @@ over its ranks.
 """
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from importlib import resources
 
@@ -20,16 +20,16 @@ import msgspec
 
 from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.errors import JobError
-from lagom_overlap.papers.workloads.domino import domino_iteration
-from lagom_overlap.papers.workloads.dual_batch import dual_batch_iteration
-from lagom_overlap.papers.workloads.fsdp import fsdp_iteration
+from lagom_overlap.papers.workloads.halves import domino_iteration, dual_batch_iteration
 from lagom_overlap.papers.workloads.parts import ELEMENT_BYTES
 from lagom_overlap.workload.iteration import Iteration
 from lagom_overlap.workload.models import TransformerModel, load_model
-from lagom_overlap.workload.ops import MemoryBound
-from lagom_overlap.workload.parallel import Recompute
+from lagom_overlap.workload.ops import MemoryBound, Phase
+from lagom_overlap.workload.parallel import ParallelLayout, Recompute
+from lagom_overlap.workload.step import build_step, load_rules
 
 TENSOR_DEGREE = 8
+"""The table's tensor parallelism."""
 OPTIMIZER_BYTES = 28
 """Adam in mixed precision: fp32 weight and two moments read and written, gradient read, bf16 weight written."""
 
@@ -180,3 +180,19 @@ def paper_step(workload: PaperWorkload) -> PaperStep:
                 optimizer=MemoryBound(OPTIMIZER_BYTES * (experts + dense // workload.degree)),
                 gradients=Collective(CollectiveKind.ALL_REDUCE, dense * ELEMENT_BYTES, workload.degree),
             )
+
+
+def fsdp_iteration(model: TransformerModel, *, num_ranks: int, micro_batch: int, seq_len: int) -> Iteration:
+    """Forward and backward of one fully sharded micro-batch over `num_ranks` ranks, everything in bf16.
+
+    The paper's PyTorch 2.3 (FSDP1) gathers in place, one unit ahead, and reduces on the same stream (arXiv 2602.20656,
+    section 4.3, Fig. 8: pattern 1 is an all-gather during a forward layer, pattern 2 a reduce-scatter and an all-gather
+    during a backward layer). The optimizer is left out: it overlaps nothing.
+
+    Raises:
+        JobError: if the layout does not fit the model.
+    """
+    layout = ParallelLayout(data=num_ranks, zero_stage=3, micro_batch=micro_batch, global_batch=micro_batch * num_ranks)
+    issued = build_step(model, layout, seq_len=seq_len, rules=load_rules("fsdp1")).issued
+    ops = tuple(op for op in issued.ops if op.origin.phase is not Phase.OPTIMIZER)
+    return replace(issued, ops=ops, buffers=())

@@ -17,8 +17,7 @@ from lagom_overlap.planners.exact import adds_numbers
 from lagom_overlap.planners.predict import predict
 from lagom_overlap.planners.step_index import StepIndex
 from lagom_overlap.workload import CommOp, Iteration
-from lagom_overlap.workload.rewrite.apply import rewritten
-from lagom_overlap.workload.rewrite.fuse import same_kind
+from lagom_overlap.workload.rewrite.apply import rewritten, same_kind
 from lagom_overlap.workload.rewrite.steps import Fuse
 
 

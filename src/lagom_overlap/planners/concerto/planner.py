@@ -42,7 +42,7 @@ from lagom_overlap.planners.predict import predict
 from lagom_overlap.planners.schedule import simulate, task_graph
 from lagom_overlap.planners.schedule.bounds import heads, lower_bound, tails
 from lagom_overlap.planners.schedule.graph import TaskGraph
-from lagom_overlap.planners.schedule.reorder import reorder_of
+from lagom_overlap.planners.schedule.of_problem import reorder_of
 from lagom_overlap.planners.step_index import StepIndex
 from lagom_overlap.planners.times import ModelTimes, origin_name
 from lagom_overlap.workload import CommOp, Iteration, Op
@@ -96,7 +96,9 @@ _RESERVE = 0.4
 _PRICING_STEPS = 400
 """Steps of planning that pricing one strategy counts for."""
 BLOCK_SIZE = 50
+"""Operators of a block of odd-even scheduling."""
 ROUNDS = 4
+"""Rounds of odd-even scheduling."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,7 +238,7 @@ def from_options(
     num_rounds: int = ROUNDS,
     block_size: int = BLOCK_SIZE,
 ) -> Concerto:
-    """Concerto, with a job file's options.
+    """The Concerto paper's planner, with options from the job file.
 
     Raises:
         ValueError: if a word or a number is not allowed.
@@ -256,7 +258,7 @@ def from_options(
 
 
 def paper() -> Concerto:
-    """Concerto as printed, with the mended test of criticality."""
+    """The Concerto paper's planner as printed, but with its test of criticality corrected."""
     return Concerto(cost_mode=CostMode.PAPER, block_mode=BlockMode.ISOLATED)
 
 

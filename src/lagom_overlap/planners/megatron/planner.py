@@ -26,6 +26,7 @@ attention's weight gradients. Without a pipeline: F0, then (B_i, F_i+1), then B_
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from itertools import pairwise
 
 from lagom_overlap.collective import CollectiveKind
@@ -40,14 +41,63 @@ from lagom_overlap.planners.megatron.flags import (
     TensorOverlap,
     default_bucket_elements,
 )
-from lagom_overlap.planners.megatron.roles import MegatronRole, Roles
 from lagom_overlap.planners.resources import compute_stream
 from lagom_overlap.planners.step_index import StepIndex
 from lagom_overlap.workload import CommOp, CompOp, Gather, Gemm, Iteration, Op, Phase
-from lagom_overlap.workload.gathers import copies_into
-from lagom_overlap.workload.rewrite.apply import rewritten
-from lagom_overlap.workload.rewrite.fuse import same_kind
+from lagom_overlap.workload.gathers import copies_into, parameter_gathers
+from lagom_overlap.workload.rewrite.apply import rewritten, same_kind
 from lagom_overlap.workload.rewrite.steps import ChainLink, Fuse, Rewrite, Split
+
+
+class MegatronRole(StrEnum):
+    """Which of Megatron's mechanisms issues a collective."""
+
+    GRADIENT = "gradient"
+    PARAMETER = "parameter"
+    SAVED_INPUT = "saved_input"
+    INPUT_GRADIENT = "input_gradient"
+    EXPERT = "expert"
+    ACTIVATION = "activation"
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """Roles of all collectives of an iteration."""
+
+    of: dict[str, MegatronRole]
+
+    @classmethod
+    def find(cls, index: StepIndex) -> "Roles":
+        """Tells the collectives of an iteration apart."""
+        gradients = {op.name for op in index.gradient_comms}
+        parameters = {buffer.maker for buffer in parameter_gathers(index.iteration)}
+        roles = {}
+        for op in index.iteration.comms:
+            if op.name in gradients:
+                roles[op.name] = MegatronRole.GRADIENT
+            elif op.name in parameters:
+                roles[op.name] = MegatronRole.PARAMETER
+            else:
+                roles[op.name] = _role(index, op)
+        return cls(roles)
+
+    def names(self, role: MegatronRole) -> list[str]:
+        """Collectives of a role, in program order."""
+        return [name for name, own_role in self.of.items() if own_role is role]
+
+
+def _role(index: StepIndex, op: CommOp) -> MegatronRole:
+    if op.collective.kind is CollectiveKind.ALL_TO_ALL:
+        return MegatronRole.EXPERT
+    readers = [index.ops[name].origin.phase for name in index.followers[op.name]]
+    if op.collective.kind is CollectiveKind.ALL_GATHER and readers and set(readers) == {Phase.WEIGHT_GRAD}:
+        return MegatronRole.SAVED_INPUT
+    reduces = op.collective.kind in (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE)
+    phases = [index.ops[dep].origin.phase for dep in op.deps]
+    if reduces and op.origin.phase is Phase.BACKWARD and phases == [Phase.BACKWARD]:
+        return MegatronRole.INPUT_GRADIENT
+    return MegatronRole.ACTIVATION
+
 
 _FORWARD_SLOTS = {(0, False): 1, (0, True): 3, (1, False): 6, (1, True): 7, (2, False): 7}
 """(exchanges of the layer's forward issued before, is an exchange) -> launch slot."""
@@ -342,7 +392,7 @@ def from_options(
     overlap_experts: bool = False,
     delay_weight_grad: bool = False,
 ) -> Megatron:
-    """Megatron-LM's overlap switches for a step, with a job file's options; `bucket_elements` 0 is Megatron's rule.
+    """Chooses Megatron-LM's overlap switches; `bucket_elements` 0 is Megatron's own rule.
 
     Raises:
         ValueError: if a word is none of its switch's.

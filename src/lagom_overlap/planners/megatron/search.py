@@ -31,8 +31,8 @@ from lagom_overlap.sim.what_if import LEAST, AskedChange, GainEstimate, Spent, W
 from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.parallel import Dispatcher, ParallelLayout, PipelineSchedule
 from lagom_overlap.workload.precision import Precision
+from lagom_overlap.workload.step.framework_file import can_overlap_experts, has_dispatcher, has_switch
 from lagom_overlap.workload.step.rules import IssueRules
-from lagom_overlap.workload.step.switches import can_overlap_experts, has_dispatcher, has_switch
 
 ASYNC_TENSOR: Final = "all-reduce of input gradients behind the weights' product (no switch)"
 OVERLAP_P2P: Final = "transfers of stages behind computation (without --no-overlap-p2p-communication)"

@@ -135,7 +135,7 @@ class _Judged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ours:
-    """The planner. `robust` chooses among the orders found the one that bears errors of the times best.
+    """Our planner; `robust` takes the order that errors in the times change least.
 
     `split` allows operators to be cut. With `starts` the other planners' plans are starts of the search, and it is
     behind none of those that ended within its budget. `on_progress` is told every better schedule of the search that
@@ -198,7 +198,7 @@ class Ours:
             notes = (f"the best order found takes {format_seconds(best.makespan_s)}", *_without_work(settings))
             return replace(settings, notes=notes)
         if best.plan.planner != "ours":
-            notes = (f"found by planner {best.plan.planner}", *_without_work(best.plan))
+            notes = (f"Found by planner {best.plan.planner}.", *_without_work(best.plan))
             return replace(best.plan, planner="ours", lower_bound_s=plan.lower_bound_s, is_optimal=False, notes=notes)
         return best.plan
 
@@ -475,7 +475,7 @@ def _out_of_reach(problem: PlanProblem, bound: int) -> tuple[str, ...]:
 def _notes(best: _Candidate, schedule: Schedule) -> tuple[str, ...]:
     ratio = schedule.makespan / best.search.bound if best.search.bound else 1.0
     found_by = next(step.found_by for step in best.search.history if step.makespan == schedule.makespan)
-    notes = [f"{ratio:.4f} of the lower bound without contention; schedule by: {found_by}"]
+    notes = [f"The schedule takes {ratio:.4f} times the lower bound without contention; found by: {found_by}."]
     if schedule.makespan > best.search.best.makespan:
         shortest = best.search.best.makespan / best.search.bound
         notes.append(f"shorter with contention than the shortest order without ({shortest:.4f} of the bound)")

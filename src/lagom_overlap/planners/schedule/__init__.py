@@ -2,8 +2,7 @@
 
 from lagom_overlap.planners.schedule.bounds import Bounds, bounds_of, lower_bound
 from lagom_overlap.planners.schedule.graph import Schedule, TaskGraph
-from lagom_overlap.planners.schedule.of_problem import task_graph
-from lagom_overlap.planners.schedule.reorder import reorder_of
+from lagom_overlap.planners.schedule.of_problem import reorder_of, task_graph
 from lagom_overlap.planners.schedule.simulate import ScheduleOverlap, check, decode, overlap_of, simulate
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""A group's priors for wire and computations, the fits to its measurements, and their uncertainty.
+"""The model of the machine fitted to one group: priors for wire and computations, fits, and their uncertainty.
 
 Groups learn from each other, because they share links and GPUs: one group's constants become another's prior. Each
 group is first fitted alone. What its measurements say about a constant beyond its prior (precision and mean) is offered
@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 
+from lagom_overlap.collective import CommConfig
 from lagom_overlap.tuners.machine.model import (
     ComputeModel,
     Evidence,
@@ -23,10 +24,21 @@ from lagom_overlap.tuners.machine.model import (
     compute_model_of,
     wire_prior,
 )
-from lagom_overlap.tuners.machine.search_space import LEAST_S, Floats, Ints, Record, SearchSpace, is_made_by_host
-from lagom_overlap.tuners.machine.surrogate import Surrogate
-from lagom_overlap.tuners.problem import GroupProblem, Measurement
+from lagom_overlap.tuners.machine.search_space import (
+    LEAST_S,
+    Floats,
+    Ints,
+    Record,
+    SearchSpace,
+    Surfaces,
+    is_made_by_host,
+    record_of,
+    search_space_of,
+)
+from lagom_overlap.tuners.machine.surrogate import Allocation, Surrogate
+from lagom_overlap.tuners.problem import Assignment, GroupProblem, Measurement
 from lagom_overlap.tuners.waiting import SM_COUNTS
+from lagom_overlap.tuners.warm_start import WarmStart
 
 BETWEEN_GROUPS: Final = 0.25
 """Spread of a constant between groups, over its prior's standard deviation. Chosen, not fitted."""
@@ -71,11 +83,11 @@ class Pool:
     """The latest lessons of every group, by the kind of constants and what must be equal to share them.
 
     `earlier` holds those of a warm start. A group takes them if its own measurements give them log odds of at least
-    `least_evidence` over what it believes without them.
+    `RUN_EVIDENCE` over what it believes without them.
     """
 
-    def __init__(self, earlier: "Pool | None" = None, *, least_evidence: float = 0.0) -> None:
-        self.earlier, self.least_evidence = earlier, least_evidence
+    def __init__(self, earlier: "Pool | None" = None) -> None:
+        self.earlier = earlier
         self._classes: dict[Hashable, _Class] = {}
         self._odds: Floats = np.zeros(len(SM_COUNTS))
         self._own_odds: dict[str, Floats] = {}
@@ -117,6 +129,10 @@ FEW: Final = 3
 """Measurements after which the least likely SM counts are dropped."""
 UNCONTRADICTED: Final = -0.5
 """Log odds down to which a group's own measurements do not contradict a prior. Chosen, not measured."""
+RUN_EVIDENCE: Final = 1.0
+"""Log odds that a group's own measurements must give another run: it may be of another machine."""
+EARLIER_SIGMA: Final = 0.02
+"""Noise of one measurement of another run, as a share. Chosen, not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -164,7 +180,7 @@ class Posterior:
         is_warm, warm = False, None if pool.earlier is None else pool.earlier.prior(self._wire_key, name, prior)
         if pool.earlier is not None and warm is not None:
             warmed = evidence.fit_wire(warm, wire.params[0])
-            is_warm = warmed.log_evidence(warm) > wire.log_evidence(prior) + pool.earlier.least_evidence
+            is_warm = warmed.log_evidence(warm) > wire.log_evidence(prior) + RUN_EVIDENCE
             if is_warm:
                 prior, wire = warm, warmed
         taught = pool.prior(self._wire_key, name, prior)
@@ -207,7 +223,7 @@ class Posterior:
         if pool.earlier is not None and warm is not None:
             warmed = evidence.fit_body(wires, self._sms, warm, fit.params)
             # Where the wire is that of the other run, so is the machine: enough if nothing speaks against it.
-            least = UNCONTRADICTED if same_wire else pool.earlier.least_evidence
+            least = UNCONTRADICTED if same_wire else RUN_EVIDENCE
             if warmed.log_evidence(warm) > fit.log_evidence(prior) + least:
                 prior, fit = warm, warmed
                 against = against + pool.earlier.against_sm_counts(name, counts)
@@ -247,3 +263,94 @@ def first_posterior(problem: GroupProblem, search_space: SearchSpace, first: Mea
 def wire_key(problem: GroupProblem, search_space: SearchSpace) -> Hashable:
     """What groups must have in common to share the constants of a wire."""
     return "wire", search_space.lattices[0].kinds, frozenset(comm.communicator for comm in problem.group.comms)
+
+
+NUM_DRAWN: Final = 11
+"""Surrogates drawn from the posterior. Bounds the computation; chosen, not measured."""
+NUM_ALLOCATED: Final = 4
+"""Surrogates, the expected one and draws, on which the best assignment is looked for. Bounds the computation."""
+DOUBT: Final = 0.03
+"""Uncertainty of a surrogate's X or Y, as a share: an assignment that balances them is worth less than it seems."""
+
+
+class Machine:
+    """The model of the machine for one group; groups that share a `pool` learn from each other."""
+
+    def __init__(self, problem: GroupProblem, *, seed: int, pool: Pool, surfaces: Surfaces) -> None:
+        self._problem, self._seed, self._pool = problem, seed, pool
+        self._search_space = search_space_of(problem, surfaces)
+        self._posterior: Posterior | None = None
+        self._surrogates: list[Surrogate] = []
+        self._gap_s = 0.0
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether anything that the model has a place for was measured."""
+        return bool(self._surrogates)
+
+    def fit(self, runs: Mapping[Assignment, Sequence[Measurement]], sigma: float) -> None:
+        """Fits the model to all measurements so far; `sigma` is the noise of one, as a share."""
+        placed = {places: list(done) for arm, done in runs.items() if (places := self._search_space.places_of(arm))}
+        if not placed:
+            return
+        every = [run for done in placed.values() for run in done]
+        if self._posterior is None:
+            self._posterior = first_posterior(self._problem, self._search_space, every[0])
+        self._posterior.update(record_of(placed), sigma, self._pool, self._problem.group.name)
+        self._gap_s = max(0.0, float(np.mean([run.makespan_s - max(run.total_comm_s, run.comp_s) for run in every])))
+        rng = np.random.default_rng([self._seed, len(every)])
+        self._surrogates = [self._posterior.surrogate(), *(self._posterior.drawn(rng) for _ in range(NUM_DRAWN))]
+
+    def draws(self, configs: Sequence[CommConfig], assignments: Ints) -> Floats:
+        """Makespans in seconds (assignments, draws), the expected one first; NaN where the model has no place.
+
+        `assignments` are (assignments, collectives) into `configs`.
+        """
+        result = np.full((len(assignments), 1 + NUM_DRAWN), np.nan)
+        lattices = self._search_space.lattices
+        tables = {  # mostly one, which all collectives share
+            number: np.array([lattice.place.get(config, -1) for config in configs], dtype=np.intp)
+            for number, lattice in {id(lattice): lattice for lattice in lattices}.items()
+        }
+        placed = np.stack([tables[id(each)][assignments[:, j]] for j, each in enumerate(lattices)], axis=1)
+        is_placed = (placed >= 0).all(axis=1)
+        if is_placed.any():
+            at = np.ascontiguousarray(placed[is_placed])
+            result[is_placed] = np.stack([each.makespans(at) + self._gap_s for each in self._surrogates], axis=1)
+        return result
+
+    def favourites(
+        self, start: Assignment, excluded: Sequence[set[CommConfig]], most_channels: Sequence[float]
+    ) -> list[Assignment]:
+        """The best assignments on the expected surrogate and on some draws, searched from `start`.
+
+        A collective has none of the configurations in its set of `excluded`, and no more than its `most_channels`.
+        """
+        at, space = self._search_space.places_of(start), self._search_space
+        closed = [
+            {lattice.place[config] for config in bar if config in lattice.place}
+            | set(np.flatnonzero(lattice.channels > most).tolist())
+            for lattice, bar, most in zip(space.lattices, excluded, most_channels, strict=True)
+        ]
+        allocated = (
+            Allocation(each, closed, DOUBT).best([] if at is None else [at])
+            for each in self._surrogates[:NUM_ALLOCATED]
+        )
+        return list(dict.fromkeys(space.assignment_at(each.tolist()) for each in allocated if each is not None))
+
+
+def earlier_pool(warm: WarmStart, surfaces: Surfaces) -> Pool:
+    """The lessons of a warm start: its groups are fitted as if they were groups of this run.
+
+    A group asks that pool for a prior, fits with it and without it, and keeps the one under which its own measurements
+    are more probable (evidence by Laplace's approximation): a wrong prior explains them worse, and is dropped as soon
+    as they show it.
+    """
+    pool = Pool()
+    for number, earlier in enumerate(warm.earlier):
+        space = search_space_of(earlier.problem, surfaces)
+        runs = {places: done for arm, done in earlier.runs.items() if (places := space.places_of(arm)) is not None}
+        if runs:
+            posterior = first_posterior(earlier.problem, space, next(iter(runs.values()))[0])
+            posterior.update(record_of(runs), EARLIER_SIGMA, pool, f"earlier {number}")
+    return pool

@@ -7,6 +7,7 @@ from lagom_overlap.hardware import Cluster
 from lagom_overlap.workload.layer_kinds import Mixer, Mlp
 from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.parallel.layout import (
+    MAX_ZERO_STAGE,
     Dispatcher,
     GraphModule,
     ParallelLayout,
@@ -28,7 +29,7 @@ def check_layout(model: TransformerModel, layout: ParallelLayout, cluster: Clust
             f"parallel: tensor x pipeline x data{context} = "
             f"{layout.tensor} x {layout.pipeline} x {layout.data}{times} = "
             f"{layout.num_gpus} GPUs, but cluster {cluster.name!r} has {cluster.num_gpus} "
-            f"({cluster.num_nodes} x {cluster.gpus_per_node})"
+            f"({cluster.num_nodes} x {cluster.gpus_per_node}){_filling(layout, cluster.num_gpus)}"
         )
     check_model(model, layout, seq_len)
     if layout.tensor > cluster.gpus_per_node and layout.tensor % cluster.gpus_per_node:
@@ -42,6 +43,13 @@ def check_layout(model: TransformerModel, layout: ParallelLayout, cluster: Clust
             f"parallel.tensor is {layout.tensor}, must divide a node's {cluster.gpus_per_node} GPUs "
             "(cluster.gpus_per_node) or be a multiple of them: a data-parallel group has as many ranks on each node"
         )
+
+
+def _filling(layout: ParallelLayout, num_gpus: int) -> str:
+    """The data parallelism that fills a cluster."""
+    data, rest = divmod(num_gpus, layout.num_gpus // layout.data)
+    key = "data" if layout.zero_stage < MAX_ZERO_STAGE else "data (fsdp x replicate)"
+    return "" if rest or not data else f": {key} = {data} fills it"
 
 
 def _check_chunks(model: TransformerModel, layout: ParallelLayout) -> None:

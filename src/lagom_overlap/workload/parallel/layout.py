@@ -86,6 +86,7 @@ class AttentionKernel(StrEnum):
 
 
 MAX_ZERO_STAGE: Final = 3
+"""Optimizer, gradients, parameters shared out."""
 DEFAULT_BUCKET: Final = "160 MB"
 """Megatron-LM's 40 million FP32 gradients."""
 MAX_SLOTS: Final = 1 << 18
@@ -171,7 +172,7 @@ class ParallelTable(ParallelChoices):
     `fsdp = N` is `data = N` with `zero_stage = 3` under FSDP2 (2, if that is given); with `replicate = R` there are R
     such groups, and `data` is all of them. What `layout` makes of the other keys: `ParallelLayout`.
     `framework` issues the step (`workload.step.rules`); by default FSDP2 for `fsdp` and Megatron-LM otherwise.
-    `framework_release` is its release, where that makes a difference (`workload.step.releases`).
+    `framework_release` is its release, where that makes a difference (`workload.step.rules`).
     `clip_gradients`, `overlap_gradients` and `bucket_bytes` are by default what the framework does
     (`IssueRules.completed`).
     `auto = [2, 8]` gives no degrees but a mesh, over which `lagom capture` and `lagom plan` search for a sharding.

@@ -2,11 +2,12 @@
 
 from lagom_overlap.workload.step.build import StepBuilder, build_step, program_step
 from lagom_overlap.workload.step.framework_file import framework_names
-from lagom_overlap.workload.step.releases import changes_of, rules_in_release
 from lagom_overlap.workload.step.rules import (
     PROGRAM_ORDER,
     IssueRules,
+    changes_of,
     load_rules,
+    rules_in_release,
 )
 from lagom_overlap.workload.step.traffic import Accumulation
 from lagom_overlap.workload.step.units import Unit

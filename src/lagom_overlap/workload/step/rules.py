@@ -3,16 +3,18 @@
 Facts of each framework, from its own source, are the table `[rules]` of its file (`framework_file`).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 from typing import Any, Final
 
+from lagom_overlap.errors import JobError
 from lagom_overlap.toml_tables import from_table
 from lagom_overlap.workload.parallel.eager_memory import EagerStep
 from lagom_overlap.workload.parallel.layout import MAX_ZERO_STAGE, ParallelLayout, ParallelTable, PipelineSchedule
 from lagom_overlap.workload.precision import MIXED, Precision
-from lagom_overlap.workload.step.framework_file import framework_file
+from lagom_overlap.workload.step.framework_file import framework_file, framework_names
 from lagom_overlap.workload.step.traffic import (
     Accumulation,
     Casts,
@@ -125,13 +127,13 @@ class IssueRules:
             JobError: if the degrees contradict each other.
         """
         layout = parallel.layout()
-        found: dict[str, Any] = {}
+        completed: dict[str, Any] = {}
         if parallel.overlap_gradients is None and layout.zero_stage <= 1:
-            found["overlap_gradients"] = self.overlaps_gradients
+            completed["overlap_gradients"] = self.overlaps_gradients
         size = self.default_bucket_bytes(layout, precision)
         if parallel.bucket_bytes is None and size is not None:
-            found["bucket_bytes"] = size
-        return replace(layout, **found)
+            completed["bucket_bytes"] = size
+        return replace(layout, **completed)
 
     def stays_whole(self, layout: ParallelLayout) -> bool:
         """Whether parameters and gradients stay whole from the first forward to the last backward.
@@ -175,3 +177,70 @@ def load_rules(name: str) -> IssueRules:
         if kind in table:
             table[kind] = counts(kind, table[kind])
     return from_table(table, IssueRules, f"frameworks/{name}.toml", "rules.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseChange:
+    """What `framework` does from release `since` of `software` on.
+
+    `rules` are the fields of `IssueRules` that change, `what` says it in words, `avoided_by` is the variable that makes
+    the step as it was before.
+    """
+
+    framework: str
+    software: str
+    since: str
+    what: str
+    avoided_by: str
+    rules: dict[str, bool]
+
+    def is_in(self, release: str) -> bool:
+        """Whether that release has it."""
+        return _numbers(release) >= _numbers(self.since)
+
+    def is_avoided(self, environment: Mapping[str, str]) -> bool:
+        """Whether the environment makes the step as it was before."""
+        name, _, value = self.avoided_by.partition("=")
+        return environment.get(name) == value
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    """Major and minor of `2.15`, `2.15.0+cu132` and the like."""
+    return tuple(int(number) for number in release.split(".")[:2])
+
+
+@cache
+def release_changes() -> tuple[ReleaseChange, ...]:
+    """All that are known."""
+    return tuple(
+        from_table({"framework": name, **table}, ReleaseChange, f"frameworks/{name}.toml", "release.")
+        for name in framework_names()
+        for table in framework_file(name).release
+    )
+
+
+def changes_of(framework: str) -> tuple[ReleaseChange, ...]:
+    """Those of one framework."""
+    return tuple(change for change in release_changes() if change.framework == framework)
+
+
+def rules_in_release(rules: IssueRules, release: str | None) -> IssueRules:
+    """The framework's rules as of a release; without one, those of the releases before any change.
+
+    Raises:
+        JobError: if a release is given of a framework whose releases are not told apart.
+    """
+    if release is None:
+        return rules
+    changes = changes_of(rules.name)
+    if not changes:
+        known = ", ".join(sorted({change.framework for change in release_changes()}))
+        raise JobError(
+            f"parallel.framework_release is {release!r}, but releases of framework {rules.name} are not told apart; "
+            f"allowed with: {known}"
+        )
+    for change in changes:
+        if change.is_in(release):
+            changed: dict[str, Any] = dict(change.rules)
+            rules = replace(rules, **changed)
+    return rules
