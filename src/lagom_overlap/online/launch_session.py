@@ -84,6 +84,9 @@ class Session(Protocol):
     def may_end(self) -> bool:
         """Whether this rank can end it alone, between two steps, while the others go on."""
 
+    def release(self) -> None:
+        """The job has destroyed its process groups; what was found stays."""
+
     def close(self) -> None:
         """The job ends."""
 
@@ -122,6 +125,10 @@ class Rank:
         """Leaves this process alone, and says so to nobody: in a forked child the session is its parent's."""
         self._steps.close()
         OWN_PROFILER.unwatch()
+
+    def release(self) -> None:
+        """The session needs no connections any more; what came of it is said at the job's end."""
+        self._session.release()
 
     def close(self) -> None:
         """Ends the session and says what came of it; safe to call twice."""
@@ -229,6 +236,7 @@ class Tuning:
         self._open: contextlib.AbstractContextManager[None] | None = None
         self._last: tuple[SwitchState, str, int] | None = None
         self._is_unsaved = False
+        self._num_saved = 0
         self._told_contest: ContestResult | None = None
 
     def on_model(self, model: nn.Module) -> None:
@@ -281,6 +289,11 @@ class Tuning:
             or conclusions.of_tuning(self._stand(), self._folder, conclusions.command_text())
         )
 
+    def release(self) -> None:
+        """Takes no further part, in no step: none can follow."""
+        if self._tuner is not None:
+            self._tuner.release()
+
     def close(self) -> None:
         """Takes no further part; a step that was cut off by the end of the job is not counted."""
         tuner = self._tuner
@@ -304,6 +317,7 @@ class Tuning:
             has_model=tuner is not None,
             is_on_gloo=self._is_on_gloo,
             searches=self._options.searches,
+            num_saved=self._num_saved,
         )
 
     def _prove(self) -> None:
@@ -331,7 +345,8 @@ class Tuning:
             self._metrics.set("lagom_state", 1, state=tuner.state)
             if self._rank == 0 and is_new_state:
                 left = f", at most {tuner.num_steps_left} steps" if tuner.num_steps_left else ""
-                say([f"online tuning: {tuner.state.words}: {tuner.reason}{left}"])
+                reason = "" if tuner.reason in tuner.state.words else f": {tuner.reason}"
+                say([f"online tuning: {tuner.state.words}{reason}{left}"])
             if tuner.state in SETTLED:
                 self._save(tuner)
                 if self._rank == 0 and tuner.contest is not None:
@@ -371,6 +386,7 @@ class Tuning:
     def _save(self, tuner: OnlineTuner) -> None:
         try:
             tuner.save(self._folder / SETTINGS_NAME)
+            self._num_saved = len(tuner.settings)
         except OutputError as error:
             if not self._is_unsaved:
                 say([f"the settings are not saved: {error}"])
