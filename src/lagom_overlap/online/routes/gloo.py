@@ -214,7 +214,10 @@ class GlooRoute(GroupRoute[_Group]):
         if mark is not None and known.clock is not None:
             handle = known.clock.watch(handle, mark, issued_s)
             self._marks.append((known.step_keys.next_key(kind, num_bytes), mark))
-        return RunWork(handle, mark, finish, results=_results_of(kind, target, len(known.id.ranks)))
+        # A handle that torch made ends by itself, and one that is watched has its thread.
+        is_owed = not isinstance(handle, dist.Work) and (finish is not None or kind is CollectiveKind.ALL_TO_ALL)
+        results = _results_of(kind, target, len(known.id.ranks))
+        return RunWork(handle, mark, finish, is_owed=is_owed, results=results)
 
     @contextmanager
     def noted(
