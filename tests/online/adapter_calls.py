@@ -215,6 +215,22 @@ def dropped(step: int) -> list[Any]:
     return [out, turned]
 
 
+def overlapping(step: int) -> list[Any]:
+    """Output and input share memory, in place or not. (An all-to-all of torch's is a matter of luck then.)"""
+    n, rank = dist.get_world_size(), dist.get_rank()
+    size = 4 * MESSAGE
+    found = []
+    for begin in (rank, (rank + 1) % n, 0.5):
+        part = slice(int(begin * size), int((begin + 1) * size))
+        whole = torch.cat([numbers(step + place, size) for place in range(n)])
+        dist.all_gather_into_tensor(whole, whole[part])
+        found.append(whole)
+        whole = torch.cat([numbers(step + place, size) for place in range(n)])
+        dist.reduce_scatter_tensor(whole[part], whole)
+        found.append(whole[part])
+    return [tensor.clone() for tensor in found]
+
+
 def wrong(step: int) -> list[Any]:
     """What torch refuses is refused in its words."""
     n = dist.get_world_size()
@@ -246,6 +262,7 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
     "coalesced": lambda: calls(coalesced),
     "what the engine does not run": lambda: calls(unusual),
     "handles that are dropped": lambda: calls(dropped),
+    "memory that overlaps": lambda: calls(overlapping),
     "what arrives late": lambda: calls(arrived_late),
     "what holds no numbers": lambda: calls(without_numbers),
     "traced": lambda: calls(traced),
