@@ -17,7 +17,7 @@ from unittest import mock
 import torch
 from megatron.core.pipeline_parallel import schedules
 
-from lagom_overlap.sim.transfers import Exchange, stage_program
+from lagom_overlap.sim.transfers import StageExchange, stage_program
 from lagom_overlap.workload.parallel import ParallelLayout, PipelineSchedule
 
 Step = tuple[object, ...]
@@ -140,12 +140,12 @@ def theirs(layout: ParallelLayout, rank: int) -> list[Step]:
 def ours(layout: ParallelLayout, rank: int) -> list[Step]:
     """The same of the simulation."""
     return [
-        _words(step, rank, layout.pipeline) if isinstance(step, Exchange) else ("F" if step.forward else "B",)
+        _words(step, rank, layout.pipeline) if isinstance(step, StageExchange) else ("F" if step.forward else "B",)
         for step in stage_program(layout, rank)
     ]
 
 
-def _words(exchange: Exchange, rank: int, num_stages: int) -> Step:
+def _words(exchange: StageExchange, rank: int, num_stages: int) -> Step:
     ways = {(each.forward, each.chunk % num_stages == rank) for each in exchange.passes}
     order = ((True, True), (False, True), (True, False), (False, False))
     return (*(way in ways for way in order), exchange.waits)

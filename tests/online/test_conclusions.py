@@ -31,7 +31,7 @@ def stand(state: SwitchState, **more: object) -> Stand:
         (
             stand(SwitchState.SEARCH, num_steps_left=400),
             "nothing is decided",
-            "lagom run --online -- python t.py    # w",
+            "lagom run --online -- python t.py    # with more steps",
         ),
         (stand(SwitchState.OFF, has_model=False), "nothing was tuned", "lagom run --observe -- python t.py"),
     ],
@@ -46,7 +46,15 @@ def test_every_end_has_a_result_a_reason_and_a_line_to_type(at: Stand, found: st
 
 def test_a_job_that_ended_early_says_how_many_steps_were_missing() -> None:
     ending = of_tuning(stand(SwitchState.VERDICT, num_steps_left=90), Path("out"), "COMMAND")
-    assert ending.why == "the job ended after 30 steps, in the state 'verdict' (so); at most 90 steps more were needed"
+    assert ending.why == (
+        "the job ended after 30 steps, while comparing with the default (so), which takes at most 90 more steps"
+    )
+
+
+def test_a_job_that_tuned_again_and_ended_early_still_has_what_it_saved() -> None:
+    ending = of_tuning(stand(SwitchState.VERDICT, num_steps_left=90, num_saved=5), Path("out"), "COMMAND")
+    assert ending.found.startswith("5 call sites are set in the saved settings")
+    assert ending.next_line == "lagom run --prove out -- COMMAND"
 
 
 def test_a_command_too_long_to_repeat_is_called_command() -> None:
@@ -113,7 +121,7 @@ def test_a_proof_that_was_cut_off_is_undecided_and_says_what_was_missing() -> No
     proof = of_proof(stand(SwitchState.CHECK, num_steps_left=220), check, subject=Path("lagom.json"), options=OPTIONS)
     assert proof.decision is ProofDecision.UNDECIDED
     assert "the job ended after 30 steps" in proof.reason
-    assert "at most 220 steps more" in proof.reason
+    assert "at most 220 more steps were needed" in proof.reason
     assert proof.next_line.endswith("# with more steps")
 
 

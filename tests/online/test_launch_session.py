@@ -277,7 +277,7 @@ def test_the_chain_from_saved_settings_over_their_proof_to_a_run_that_starts_wit
     assert proof["machine"]["cores"]
     assert "<html" in (tmp_path / "proof" / "report.html").read_text()
     if proof["decision"] == "undecided":
-        assert "more were needed" in why
+        assert "more steps were needed" in why
         assert "lagom run --prove" in next_line
 
     code, printed, error = run(tmp_path, "--config", "lagom.json", "--out", "held", steps=10)

@@ -6,7 +6,7 @@ from itertools import pairwise, product
 import pytest
 
 from lagom_overlap.sim.pipeline import Pass, SlotTimes, run_pipeline
-from lagom_overlap.sim.transfers import Exchange, run_programs, stage_program
+from lagom_overlap.sim.transfers import StageExchange, run_programs, stage_program
 from lagom_overlap.workload.parallel import ParallelLayout, PipelineSchedule, Slot, stage_slots
 
 
@@ -42,7 +42,7 @@ def test_every_result_is_sent_once_and_received_once(layout: ParallelLayout) -> 
         program = stage_program(layout, rank)
         assert tuple(step for step in program if isinstance(step, Slot)) == stage_slots(layout, rank)
         for step in program:
-            if isinstance(step, Exchange):
+            if isinstance(step, StageExchange):
                 ends.update((each, each.chunk % layout.pipeline == rank) for each in step.passes)
     expected = {
         (Pass(forward, batch, chunk), sends)
@@ -78,22 +78,22 @@ def test_two_stages_of_two_chunks_by_hand() -> None:
     first, second = Slot(True, 0, 0), Slot(True, 1, 0)
     assert program[:4] == (
         first,
-        Exchange((Pass(True, 0, 0),)),
+        StageExchange((Pass(True, 0, 0),)),
         second,
-        Exchange((Pass(True, 1, 0), Pass(True, 0, 1))),
+        StageExchange((Pass(True, 1, 0), Pass(True, 0, 1))),
     )
     assert program[4:8] == (
         Slot(True, 0, 1),
-        Exchange((Pass(True, 0, 2), Pass(True, 1, 1))),
+        StageExchange((Pass(True, 0, 2), Pass(True, 1, 1))),
         Slot(True, 1, 1),
-        Exchange((Pass(True, 1, 2),)),
+        StageExchange((Pass(True, 1, 2),)),
     )
-    assert stage_program(layout(2, 2, 2), 1)[0] == Exchange((Pass(True, 0, 0),))
+    assert stage_program(layout(2, 2, 2), 1)[0] == StageExchange((Pass(True, 0, 0),))
 
 
 def test_a_stage_that_goes_on_waits_in_warm_up_and_flush_alone() -> None:
     """In between nothing is waited for: transfers of up to a slot cost what those at both ends cost."""
-    waits = [step.waits for step in stage_program(layout(4, 2, 16, goes_on=True), 0) if isinstance(step, Exchange)]
+    waits = [step.waits for step in stage_program(layout(4, 2, 16, goes_on=True), 0) if isinstance(step, StageExchange)]
     first, last = waits.index(False), len(waits) - 1 - waits[::-1].index(False)
     assert not any(waits[first : last + 1])
     assert all(waits[:first] + waits[last + 1 :])

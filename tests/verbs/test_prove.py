@@ -202,6 +202,7 @@ def test_a_signal_ends_the_proof_with_what_the_pairs_show(asked: LaunchRequest) 
     result, _ = prove(asked, run)
     assert (result.decision, result.reason) == (ProofDecision.UNDECIDED, "ended by a signal after 2 whole pairs")
     assert (len(result.default_s), len(result.configured_s)) == (2, 2)
+    assert "--restarts 6 --" in result.next_line, "cut off, not too short"
 
 
 @pytest.mark.parametrize("is_table", [True, False])

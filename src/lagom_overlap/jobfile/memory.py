@@ -173,6 +173,6 @@ def _settings(job: JobStep, layout: ParallelLayout) -> Iterator[_Fields]:
             yield {"zero_stage": stage}
     if layout.recompute is not Recompute.FULL:
         yield {"recompute": Recompute.FULL, "recompute_modules": ()}
-    if layout.data % 2 == 0 and layout.replicate == 1:
+    if layout.data % 2 == 0 and layout.replicate == 1 and not (job.says_fsdp and layout.data == 2):  # no fsdp = 1
         for key in ("tensor", "pipeline") if not job.says_fsdp else ("tensor",):
             yield {key: 2 * getattr(layout, key), "data": layout.data // 2}

@@ -1,5 +1,6 @@
 """What `OnlineTuner.save` wrote (`export.saved`), as a deployment that the tuner plug-in reads."""
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,8 +38,8 @@ def read_online_deployment(path: Path) -> tuple[Deployment, SavedSettings]:
     saved = read_saved(path)
     if saved.route == GLOO_ROUTE:
         raise JobError(
-            f"{str(path)!r} was tuned on gloo: its slices mean nothing to NCCL; a job on gloo starts from it "
-            "with lagom run --online --config"
+            f"{str(path)!r} was tuned on gloo: its slices mean nothing to NCCL; a job on gloo starts from it: "
+            f"lagom run --config {shlex.quote(str(path))} -- COMMAND"
         )
     rows = {key_of(setting.site): setting.config for setting in saved.settings if not setting.config.is_untouched}
     roles = [key.communicator for key in rows]

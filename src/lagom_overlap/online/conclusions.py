@@ -32,6 +32,7 @@ class Stand:
     """Where an online tuner stands at the end: its state and words, and how far it has come.
 
     `has_model`: a model was found to tune. `num_steps_left` are the most that the state under way still takes.
+    `num_saved` settings are saved in the run's folder, by the last search that was decided.
     """
 
     state: SwitchState
@@ -42,6 +43,7 @@ class Stand:
     has_model: bool
     is_on_gloo: bool
     searches: bool = True
+    num_saved: int = 0
 
 
 def command_words(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
@@ -78,14 +80,16 @@ def of_tuning(stand: Stand, folder: Path, command: str) -> Conclusion:
         return Conclusion(found, stand.reason, f"{command}    # as it is: there is nothing to set")
     if stand.state in _ENDED:
         return Conclusion("nothing is set, everything runs untouched", stand.reason, again)
-    done = f"the job ended after {_steps(stand.num_steps)}, in the state {str(stand.state)!r} ({stand.reason})"
+    done = f"the job ended after {_steps(stand.num_steps)}, while {stand.state.words} ({stand.reason})"
     if not stand.searches:
         return Conclusion("nothing is decided", done, f"{command}    # with more steps")
-    left = f"; at most {_steps(stand.num_steps_left)} more were needed" if stand.num_steps_left else ""
+    left = stand.num_steps_left
+    why = f"{done}, which takes at most {_more(left)}" if left else done
+    if stand.num_saved:  # steps became slower, and it tuned again
+        found = f"{_sites(stand.num_saved)} set in the saved settings, of the search before; the last one is undecided"
+        return Conclusion(found, why, f"lagom run --prove {where} -- {command}")
     return Conclusion(
-        "nothing is decided, nothing was saved",
-        f"{done}{left}",
-        f"lagom run --online -- {command}    # with more steps",
+        "nothing is decided, nothing was saved", why, f"lagom run --online -- {command}    # with more steps"
     )
 
 
@@ -102,7 +106,7 @@ def of_proof(stand: Stand, check: "Check | None", *, subject: Path, options: Onl
         reason, flags = stand.reason, BY_RESTARTS
     elif not check.is_over:
         reason = f"the job ended after {_steps(stand.num_steps)}: {check.words}; at most "
-        reason += f"{_steps(stand.num_steps_left)} more were needed"
+        reason += f"{_more(stand.num_steps_left)} were needed"
     elif judgement is None or check.is_too_slow:
         decision, reason = ProofDecision.REJECT, check.words
     else:
@@ -132,6 +136,10 @@ def of_proof(stand: Stand, check: "Check | None", *, subject: Path, options: Onl
 
 def _steps(count: int) -> str:
     return "1 step" if count == 1 else f"{count} steps"
+
+
+def _more(count: int) -> str:
+    return "1 more step" if count == 1 else f"{count} more steps"
 
 
 def _sites(count: int) -> str:

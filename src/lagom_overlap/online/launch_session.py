@@ -236,6 +236,7 @@ class Tuning:
         self._open: contextlib.AbstractContextManager[None] | None = None
         self._last: tuple[SwitchState, str, int] | None = None
         self._is_unsaved = False
+        self._num_saved = 0
         self._told_contest: ContestResult | None = None
 
     def on_model(self, model: nn.Module) -> None:
@@ -316,6 +317,7 @@ class Tuning:
             has_model=tuner is not None,
             is_on_gloo=self._is_on_gloo,
             searches=self._options.searches,
+            num_saved=self._num_saved,
         )
 
     def _prove(self) -> None:
@@ -343,7 +345,8 @@ class Tuning:
             self._metrics.set("lagom_state", 1, state=tuner.state)
             if self._rank == 0 and is_new_state:
                 left = f", at most {tuner.num_steps_left} steps" if tuner.num_steps_left else ""
-                say([f"online tuning: {tuner.state.words}: {tuner.reason}{left}"])
+                reason = "" if tuner.reason in tuner.state.words else f": {tuner.reason}"
+                say([f"online tuning: {tuner.state.words}{reason}{left}"])
             if tuner.state in SETTLED:
                 self._save(tuner)
                 if self._rank == 0 and tuner.contest is not None:
@@ -383,6 +386,7 @@ class Tuning:
     def _save(self, tuner: OnlineTuner) -> None:
         try:
             tuner.save(self._folder / SETTINGS_NAME)
+            self._num_saved = len(tuner.settings)
         except OutputError as error:
             if not self._is_unsaved:
                 say([f"the settings are not saved: {error}"])

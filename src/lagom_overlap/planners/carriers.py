@@ -3,8 +3,6 @@
 from enum import StrEnum
 from typing import Final
 
-from lagom_overlap.planners.framework import FSDP2
-
 
 class Carrier(StrEnum):
     """Who carries a plan out.
@@ -22,7 +20,7 @@ class Carrier(StrEnum):
 SETTINGS_PLANNERS: Final = {Carrier.FSDP2: "fsdp2", Carrier.MEGATRON: "megatron"}
 """The planners whose plans are settings; every other one rewrites a graph."""
 STEPS_OF: Final = {
-    Carrier.FSDP2: (FSDP2,),
+    Carrier.FSDP2: ("FSDP2",),
     Carrier.MEGATRON: ("Megatron-LM", "Megatron-DeepSpeed"),
 }
 """Whose steps a carrier of settings runs, by the title of the framework's file."""

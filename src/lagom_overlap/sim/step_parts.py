@@ -124,6 +124,11 @@ class SimulatedStep:
         """From the first start, which is 0, to the last end."""
         return float(self.ends_s.max())
 
+    @property
+    def repeats(self) -> int:
+        """The micro-batch that stands for all but the first and the last; with fewer than three the first."""
+        return min(1, max(0, int(self.columns.batches.max()) - 1))
+
     def op(self, number: int) -> Op:
         """The operator of that place in issue order."""
         operator: Op = self.columns.distinct[int(self.columns.of[number])]
@@ -282,9 +287,8 @@ def _slots(
     order = list(dict.fromkeys(keys.tolist()))
     begins_s = dict(zip(order, [float(step.starts_s[counted[0]]), *ends_s[order].tolist()], strict=False))
     first = [float(ends_s[key]) - (begins_s[key] if key != order[0] else 0.0) for key in range(chunks)]
-    steady = min(1, max(0, num_built - 2))
     # The backward of an embedding that is alone in its chunk, and frozen, has no operator.
-    steady_keys = range(2 * steady * chunks, 2 * (steady + 1) * chunks)
+    steady_keys = range(2 * step.repeats * chunks, 2 * (step.repeats + 1) * chunks)
     times = [float(ends_s[key]) - begins_s[key] if key in begins_s else 0.0 for key in steady_keys]
     sent = [float(ends_s[key] - max(computed_s[key], begins_s.get(key, 0.0))) for key in steady_keys]
     return _Slots(tuple(first), tuple(times), tuple(sent))

@@ -237,6 +237,8 @@ class TrainingSimulator:
         transfer_s, goes_on = 0.0, self._layout.overlap_p2p or self._queues
         if goes_on or self._exchanges:
             sends = built.columns.flags(lambda op: isinstance(op, CommOp) and op.communicator == PIPELINE)
+            # Of the last micro-batch reductions may slow them down.
+            sends &= built.columns.batches == step.repeats
             transfer_s = float((step.ends_s - step.starts_s)[sends].max(initial=0.0))
         parts = parts_of(step, self.price, self._layout.chunks, waits_for_sends=not goes_on)
         return _Role(parts, step.makespan_s, transfer_s)

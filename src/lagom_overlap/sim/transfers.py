@@ -20,14 +20,14 @@ from lagom_overlap.workload.parallel.schedule import num_warm_up
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class StageExchange:
     """Results that a stage sends or receives at once, by the passes that made them; it `waits` or goes on."""
 
     passes: tuple[Pass, ...]
     waits: bool = True
 
 
-Program = tuple[Slot | Exchange, ...]
+Program = tuple[Slot | StageExchange, ...]
 """What a stage does, in order."""
 
 
@@ -81,45 +81,45 @@ class _Stage:
         return _Stage(self._layout, rank, stage_slots(self._layout, rank))
 
 
-def _plain(stage: _Stage) -> Iterator[Slot | Exchange]:
+def _plain(stage: _Stage) -> Iterator[Slot | StageExchange]:
     """1F1B: with the next stage around a forward, with the one before around a backward."""
     num, warm_up = stage.num, stage.num_warm_up
     for number in range(warm_up):
-        yield Exchange(stage.needed(number, forward=True))
+        yield StageExchange(stage.needed(number, forward=True))
         yield stage.slots[True][number]
-        yield Exchange(stage.made(number, forward=True))
+        yield StageExchange(stage.made(number, forward=True))
     if warm_up < num:
-        yield Exchange(stage.needed(warm_up, forward=True))
+        yield StageExchange(stage.needed(warm_up, forward=True))
     for number in range(warm_up, num):
         done = number - warm_up
         yield stage.slots[True][number]
-        yield Exchange((*stage.made(number, forward=True), *stage.needed(done, forward=False)))
+        yield StageExchange((*stage.made(number, forward=True), *stage.needed(done, forward=False)))
         yield stage.slots[False][done]
         following = () if number == num - 1 else stage.needed(number + 1, forward=True)
-        yield Exchange((*stage.made(done, forward=False), *following))
+        yield StageExchange((*stage.made(done, forward=False), *following))
     for number in range(num - warm_up, num):
-        yield Exchange(stage.needed(number, forward=False))
+        yield StageExchange(stage.needed(number, forward=False))
         yield stage.slots[False][number]
-        yield Exchange(stage.made(number, forward=False))
+        yield StageExchange(stage.made(number, forward=False))
 
 
-def _interleaved(stage: _Stage) -> Iterator[Slot | Exchange]:
+def _interleaved(stage: _Stage) -> Iterator[Slot | StageExchange]:
     """Behind every slot of the warm-up and the flush, and behind every pair in between."""
     num, warm_up = stage.num, stage.num_warm_up
-    yield Exchange(stage.needed(0, forward=True))
+    yield StageExchange(stage.needed(0, forward=True))
     for number in range(warm_up):
         yield stage.slots[True][number]
         following = () if number == num - 1 else stage.next_needed(number, forward=True)
         forwards, first = (*stage.made(number, forward=True), *following), stage.needed(0, forward=False)
         if number < warm_up - 1 or warm_up == num:
-            yield Exchange(forwards)
+            yield StageExchange(forwards)
         elif stage.goes_on:
-            yield Exchange(forwards)
-            yield Exchange(first, waits=False)
+            yield StageExchange(forwards)
+            yield StageExchange(first, waits=False)
         else:
-            yield Exchange((*forwards, *first))
+            yield StageExchange((*forwards, *first))
     if warm_up == num:
-        yield Exchange(stage.needed(0, forward=False))
+        yield StageExchange(stage.needed(0, forward=False))
     for number in range(warm_up, num):
         done = number - warm_up
         following = () if number == num - 1 else stage.next_needed(number, forward=True)
@@ -127,13 +127,13 @@ def _interleaved(stage: _Stage) -> Iterator[Slot | Exchange]:
         backwards = (*stage.made(done, forward=False), *stage.next_needed(done, forward=False))
         yield stage.slots[True][number]
         if stage.goes_on:
-            yield Exchange(forwards, waits=False)
+            yield StageExchange(forwards, waits=False)
         yield stage.slots[False][done]
-        yield Exchange(backwards, waits=False) if stage.goes_on else Exchange((*forwards, *backwards))
+        yield StageExchange(backwards, waits=False) if stage.goes_on else StageExchange((*forwards, *backwards))
     for number in range(num - warm_up, num):
         yield stage.slots[False][number]
         following = () if number == num - 1 else stage.next_needed(number, forward=False)
-        yield Exchange((*stage.made(number, forward=False), *following))
+        yield StageExchange((*stage.made(number, forward=False), *following))
 
 
 def run_programs(programs: Sequence[Program], times: Sequence[SlotTimes]) -> tuple[tuple[SlotRun, ...], ...]:
@@ -180,7 +180,7 @@ def run_programs(programs: Sequence[Program], times: Sequence[SlotTimes]) -> tup
 
 
 def _ends_s(
-    step: Exchange, now_s: float, times: Sequence[SlotTimes], first_ends: dict[Pass, float]
+    step: StageExchange, now_s: float, times: Sequence[SlotTimes], first_ends: dict[Pass, float]
 ) -> dict[Pass, float]:
     """When those transfers of an exchange arrive whose other end is there, too; the others' first end is here."""
     num_stages = len(times)

@@ -227,6 +227,7 @@ def _result(
     decision = ProofDecision.REJECT if is_refuted else decision_of(judgement)
     reason = ended or ("" if judgement is None else judgement.sentence())
     subject, command = str(found.path), shlex.join(request.command)
+    more = most_pairs if ended else min(2 * most_pairs, MOST_PAIRS)  # what was cut off is to be done, not longer
     return ProofResult(
         subject=subject,
         kind=found.kind,
@@ -243,7 +244,7 @@ def _result(
                 decision,
                 shlex.quote(subject),
                 command,
-                flags=f"--restarts {min(2 * most_pairs, MOST_PAIRS)}",
+                flags=f"--restarts {more}",
                 is_longest=most_pairs == MOST_PAIRS,
             ),
         ),

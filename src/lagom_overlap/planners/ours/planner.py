@@ -475,7 +475,7 @@ def _out_of_reach(problem: PlanProblem, bound: int) -> tuple[str, ...]:
 def _notes(best: _Candidate, schedule: Schedule) -> tuple[str, ...]:
     ratio = schedule.makespan / best.search.bound if best.search.bound else 1.0
     found_by = next(step.found_by for step in best.search.history if step.makespan == schedule.makespan)
-    notes = [f"{ratio:.4f} of the lower bound without contention; schedule by: {found_by}"]
+    notes = [f"The schedule takes {ratio:.4f} times the lower bound without contention; found by: {found_by}."]
     if schedule.makespan > best.search.best.makespan:
         shortest = best.search.best.makespan / best.search.bound
         notes.append(f"shorter with contention than the shortest order without ({shortest:.4f} of the bound)")

@@ -148,9 +148,10 @@ def analysis_summary(result: AnalyzeResult) -> RenderableType:
     parts += _advice(result)
     warnings = result.analysis.findings.warnings
     parts += [Text("")] if warnings else []
-    parts += [Text(f"! {plain(text)}", style="yellow") for text in warnings[:MAX_WARNINGS]]
-    if len(warnings) > MAX_WARNINGS:
-        parts.append(Text(f"! and {len(warnings) - MAX_WARNINGS} more warnings (--json)", style="yellow"))
+    most = MAX_WARNINGS + (len(warnings) == MAX_WARNINGS + 1)
+    parts += [Text(f"! {plain(text)}", style="yellow") for text in warnings[:most]]
+    if len(warnings) > most:
+        parts.append(Text(f"! and {len(warnings) - most} more warnings (--json)", style="yellow"))
     parts.append(to_type(f"Next: {plain(result.next_line)}"))
     return Group(*parts)
 

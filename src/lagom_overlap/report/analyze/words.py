@@ -279,7 +279,7 @@ def _too_few(contention: Contention) -> str:
 def unreachable_sentence(result: AnalyzeResult) -> str:
     """The communication that no knob reaches, by name; empty where a knob reaches all of it."""
     beyond = [row.key for row in result.analysis.findings.rows if row.key.reach is KnobReach.NONE]
-    if not beyond:
+    if not beyond or any(rank.trace.is_cpu for rank in result.analysis.findings.ranks):  # gloo's are not NCCL's to set
         return ""
     names = list(dict.fromkeys(collective_text(key) for key in beyond))
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
