@@ -62,6 +62,7 @@ RUNS = {
     ),
     "tune shapes.toml --tuner default --out tuned": "lagom run --online -- COMMAND",
     "analyze --example": "lagom tune --example",
+    "analyze --example --out analysed": "lagom tune --example",
     "show tuned": "lagom open tuned",
     "show planned/plan.toml": "lagom plan JOB.toml --apply planned/plan.toml",
     "show 'the ranked'": "lagom simulate 'the ranked/best.toml'",
@@ -108,6 +109,10 @@ def test_a_verb_ends_with_a_line_to_type(
     lines = [line for line in said[typed] if line.lower().startswith("next: ")]
     assert len(lines) == 1
     assert lines[0][len("next: ") :].startswith(RUNS[typed])
+    behind = said[typed][said[typed].index(lines[0]) + 1 :]
+    assert all(line.startswith(("Or: ", "To undo: ", "Which layout is ", "What it does when ")) for line in behind), (
+        behind
+    )
     monkeypatch.chdir(tmp_path_factory.getbasetemp() / "here0")
     for line in said[typed]:
         head, _, command = line.partition(": ")

@@ -105,10 +105,6 @@ def analyse_and_print(request: AnalyzeRequest, *, is_json: bool) -> int:
 def _print(result: AnalyzeResult) -> None:
     # Not at the top: --json needs neither rich nor the tables.
     from lagom_overlap.cli.output import show  # noqa: PLC0415
-    from lagom_overlap.cli.stdout import say  # noqa: PLC0415
     from lagom_overlap.report.analyze.terminal import analysis_summary  # noqa: PLC0415
 
     show(analysis_summary(result))
-    files = {path.name: path for path in result.files}
-    if files:
-        say(f"\nReport: {files['report.html']}\nTimeline (Perfetto): {files['timeline.json']}")

@@ -151,7 +151,11 @@ def analysis_summary(result: AnalyzeResult) -> RenderableType:
     parts += [Text(f"! {plain(text)}", style="yellow") for text in warnings[:most]]
     if len(warnings) > most:
         parts.append(Text(f"! and {len(warnings) - most} more warnings (--json)", style="yellow"))
-    parts.append(to_type(f"Next: {plain(result.next_line)}"))
+    files = {path.name: path for path in result.files}
+    if files:
+        shown = (f"Report: {files['report.html']}", f"Timeline (Perfetto): {files['timeline.json']}")
+        parts += [Text(""), *map(to_type, shown)]
+    parts += [Text(""), to_type(f"Next: {plain(result.next_line)}")]
     return Group(*parts)
 
 
