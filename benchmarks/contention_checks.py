@@ -19,7 +19,7 @@ from statistics import median
 
 from lagom_overlap.collective import Collective, CollectiveKind, CommConfig, chunk_bytes_of_slice
 from lagom_overlap.cost import Collectives, ContentionModel, load_profile
-from lagom_overlap.cost.contention import eq5_waves
+from lagom_overlap.cost.contention import eq5_dispatch
 from lagom_overlap.cost.kernels import kernel_of_time
 from lagom_overlap.hardware import Cluster, Link, LinkKind, load_preset
 from lagom_overlap.papers.workloads import fsdp_iteration
@@ -103,7 +103,7 @@ def covered_ffn(m: int, hidden: int, inner: int) -> OverlapGroup:
 
 def t1(kind: str) -> list[Check]:
     """Lagom, figure 3: 16 against 32 channels on an A40, computation 30.2 % apart."""
-    alone = [eq5_waves(1e6, 1, num_sms=84, num_channels=n) for n in (16, 32)]
+    alone = [eq5_dispatch(1e6, 1, num_sms=84, num_channels=n).count() for n in (16, 32)]
     model = ContentionModel(load_preset("a40_pcie"), PROFILE)
     ratios = []
     for m, (hidden, inner) in product((1024, 2048, 4096, 8192), ((2560, 10240), (4096, 14336), (4096, 16384))):

@@ -101,7 +101,7 @@ SHARDED, WHOLE = Side(parallel={}), Side(parallel={"zero_stage": 2}, environment
 TWO_AHEAD = Side(parallel={"prefetch": 2}, environment={"PREFETCH": "2"})
 PLAIN = Side(parallel=BOTH.parallel, flags=(*BOTH.flags, "--pipeline", "2"))
 CHUNKS = Side(
-    parallel={**BOTH.parallel, "schedule": "interleaved", "chunks": 2},
+    parallel={**BOTH.parallel, "schedule": "interleaved", "chunks": 2, "overlap_p2p": True},
     flags=(*BOTH.flags, "--pipeline", "2", "--chunks", "2"),
 )
 PAIRS = (

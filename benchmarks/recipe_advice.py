@@ -1,4 +1,4 @@
-"""What `lagom plan --for megatron` advises on published recipes, against what the recipes switch on.
+"""What `lagom plan` advises on published recipes, against what the recipes switch on.
 
     python benchmarks/recipe_advice.py training_steps_shown.csv [--into docs/recipes.md] [--seconds 60]
 
@@ -6,31 +6,41 @@ A row of the table of published training steps (Megatron-Bridge, NeMo; facts of 
 `training_steps/recipes.py`, `training_steps/nemo_recipes.py`) is a job: one per model, GPU, precision and degrees, of
 the latest release. From its degrees with every overlap switch as Megatron-LM has it by default (and no interleaving,
 where that fits) the switches are searched. Where the advice and the recipe differ, the difference has its predicted
-figure: the share that the switch takes off the iteration (negative: adds to it), all others as advised.
+figure: the share that the switch takes off the iteration (negative: adds to it), all others as advised. torchtitan's
+rows are jobs of FSDP2 with its own settings, which the advice is told beside. Every advice is typed as `--set` takes
+it: the job with it must be accepted, and take the time that the advice says.
 """
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Final
 
 from lagom_overlap.cost.operators import load_framework, load_operators
 from lagom_overlap.cost.profile import load_profile
 from lagom_overlap.errors import LagomError
+from lagom_overlap.jobfile.job import Job
+from lagom_overlap.jobfile.memory import check_memory
 from lagom_overlap.jobfile.step import JobStep
+from lagom_overlap.jobfile.variants import JobVariants
 from lagom_overlap.planners.deadline import Deadline
 from lagom_overlap.planners.megatron.search import Found, SwitchEffect, SwitchVerdict
+from lagom_overlap.toml_tables import from_table, parse_toml, toml_value
 from lagom_overlap.units import format_memory, format_percent, format_seconds
+from lagom_overlap.verbs.plan import PlanRequest, run_plan
 from lagom_overlap.verbs.plan_megatron import by_default, found_switches, with_layout
-from lagom_overlap.workload.parallel import Dispatcher, ParallelLayout, PipelineSchedule
+from lagom_overlap.verbs.plan_problem import read_input
+from lagom_overlap.workload.parallel import Dispatcher, ParallelLayout, ParallelTable, PipelineSchedule
+from lagom_overlap.workload.parallel.check import check_model
 from lagom_overlap.workload.step import load_rules
 from measured_rows import BadRowError, NotModelledError, read
 from training_steps.case import COLUMNS, StepCase
 from training_steps.jobs import case_of
 
 FRAMEWORKS: Final = ("Megatron-Bridge", "NeMo/Megatron")
+TITAN: Final = "torchtitan"
 HEAD: Final = ("recipe", "measured", "recipe, predicted", "defaults", "advised", "where advice and recipe differ")
 
 
@@ -55,12 +65,25 @@ and GB300 from 26.06 on.
 {num_equal} of {num} recipes are advised as they are.
 
 """
+ABOUT_FSDP2: Final = """
+## torchtitan's recipes and FSDP2's settings
+
+The same of torchtitan's published steps: `lagom plan` of the recipe as a job file, with FSDP2's settings as
+torchtitan leaves them (parameters gathered again in backward, no prefetch lists, one buffer). What is advised takes
+that share off the iteration, all other settings as advised, as `lagom simulate --set` predicts it; no row measures it.
+
+"""
+HEAD_FSDP2: Final = ("recipe", "measured", "recipe, predicted", "advised", "peak memory", "what is advised")
 
 
-def page(lines: Sequence[str], num_equal: int) -> str:
-    """The table with what it is about."""
-    head = [f"| {' | '.join(HEAD)} |", f"|{'---|' * len(HEAD)}"]
-    return ABOUT.format(num_equal=num_equal, num=len(lines)) + "\n".join((*head, *lines)) + "\n"
+def page(lines: Sequence[str], num_equal: int, titan: Sequence[str]) -> str:
+    """The tables with what they are about."""
+    text = ABOUT.format(num_equal=num_equal, num=len(lines)) + _table(HEAD, lines)
+    return text + (ABOUT_FSDP2 + _table(HEAD_FSDP2, titan) if titan else "")
+
+
+def _table(head: Sequence[str], lines: Sequence[str]) -> str:
+    return "\n".join((f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *lines)) + "\n"
 
 
 def job_of(case: StepCase) -> JobStep:
@@ -80,6 +103,7 @@ def job_of(case: StepCase) -> JobStep:
         sm_carveout=None,
         rank_skew_s=0.0,
         says_fsdp=False,
+        says_batch=True,
     )
 
 
@@ -137,6 +161,7 @@ def row_of(case: StepCase, seconds: float) -> tuple[str, ...]:
     told = found_switches(recipe, Deadline(seconds), wanted=found.layout)
     advised = with_layout(recipe, found.layout)
     assert advised is not None
+    check_switches(recipe, told)
     times = [case.measured_s, *(job.times.iteration_s for job in (recipe, start, advised))]
     cut = " (search ended by the clock)" if found.was_cut else ""
     return (
@@ -146,33 +171,101 @@ def row_of(case: StepCase, seconds: float) -> tuple[str, ...]:
     )
 
 
+def typed(job: JobStep, keys: Mapping[str, object]) -> JobStep:
+    """The job with keys of `[parallel]` as a file has them."""
+    tables = parse_toml("\n".join(f"{key} = {toml_value(value)}" for key, value in keys.items()).encode())
+    table = from_table(tables, ParallelTable, "advice")
+    return replace(job, layout=replace(job.layout, **{key: getattr(table, key) for key in keys}))
+
+
+def check_switches(recipe: JobStep, found: Found) -> None:
+    """Every figure of a switch is that of the job with its keys typed."""
+    for one in found.switches:
+        for keys, said_s in ((one.without_keys, one.without_s), (one.with_keys, one.with_s)):
+            other = typed(recipe, keys)
+            check_model(other.model, other.layout, other.seq_len)
+            if said_s is not None and other.times.iteration_s != said_s:
+                sys.exit(f"{one.switch}: {dict(keys)} takes {other.times.iteration_s} s, {said_s} s were said")
+
+
+def tables_of(case: StepCase) -> dict[str, dict[str, Any]]:
+    """A published job of torchtitan as a job file."""
+    default, precision = ParallelLayout(), case.precision
+    parallel: dict[str, Any] = {"framework": case.framework}
+    for key in (field.name for field in fields(ParallelLayout)):
+        value = getattr(case.layout, key)
+        if value != getattr(default, key) or key in ("data", "global_batch", "zero_stage", "overlap_gradients"):
+            parallel[key] = [*map(str, value)] if isinstance(value, tuple) else value
+    cluster = {"nodes": case.cluster.num_nodes, "gpus_per_node": case.cluster.gpus_per_node}
+    formats = {key: getattr(precision, key) for key in ("parameter", "gradient", "reduction", "products")}
+    return {
+        "job": {"name": "recipe"},
+        "model": {"name": case.model.name, "seq_len": case.seq_len},
+        "cluster": {"preset": case.cluster.name, **cluster},
+        "precision": formats,
+        "parallel": parallel,
+    }
+
+
+def fsdp2_row_of(case: StepCase, seconds: float) -> tuple[str, ...]:
+    """The line of a recipe of torchtitan."""
+    tables = tables_of(case)
+    job = JobVariants.of(tables, case.what, Path())
+    recipe = Job(job.one()).step
+    assert recipe is not None
+    assert (recipe.layout, recipe.precision, recipe.cluster) == (case.layout, case.precision, case.cluster), case.what
+    given = read_input(job.one())
+    result = run_plan(replace(given, problem=replace(given.problem, budget_s=seconds)), PlanRequest())
+    assert result.fsdp2 is not None
+    advice = [one.key for one in result.fsdp2.switches]
+    sets = [one for keys in advice for one in keys.split(" --set ")]
+    advised = Job(JobVariants.of(tables, case.what, Path(), sets).one()).step
+    assert advised is not None
+    check_memory(advised)
+    said_s, own_s = result.iteration_s.after, advised.times.iteration_s
+    if abs(said_s - own_s) > 1e-9 * own_s:
+        sys.exit(f"{case.what}: {sets} take {own_s} s, {said_s} s were said")
+    lines = [f"`--set {one.key}`: {format_percent(one.gain, signed=True)}" for one in result.fsdp2.switches]
+    return (
+        f"{case.what} {case.precision.products} {case.framework}",
+        *map(format_seconds, (case.measured_s, recipe.times.iteration_s, own_s)),
+        f"{format_memory(recipe.most_bytes)} -> {format_memory(advised.most_bytes)}",
+        "; ".join(lines) or EQUAL,
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the table; 2 where the file is none."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", type=Path, help="the table of published training steps")
     parser.add_argument("--into", type=Path, help="a file for the table")
     parser.add_argument("--seconds", type=float, default=60.0, help="of each recipe's search")
+    parser.add_argument("--only", metavar="FRAMEWORK", help="megatron or torchtitan: the recipes of one framework")
     asked = parser.parse_args(arguments)
     cases = []
     for row in read(asked.table, COLUMNS)[1]:
-        if row.text("framework") in FRAMEWORKS:
+        if row.text("framework").startswith((*FRAMEWORKS, TITAN)):
             try:
                 cases.append(case_of(row))
             except (LagomError, BadRowError, NotModelledError):
                 continue
     lines: list[str] = []
+    titan: list[str] = []
     num_equal = 0
     for case in distinct(cases):
+        is_titan = case.framework.startswith(TITAN)
+        if asked.only and not case.framework.startswith(asked.only):
+            continue
         try:
-            cells = row_of(case, asked.seconds)
+            cells = (fsdp2_row_of if is_titan else row_of)(case, asked.seconds)
         except LagomError as error:
             cells = (case.what, "", "", "", "", str(error))
         line = f"| {' | '.join(cells)} |"
-        num_equal += cells[-1] == EQUAL
+        num_equal += not is_titan and cells[-1] == EQUAL
         print(line, flush=True)
-        lines.append(line)
+        (titan if is_titan else lines).append(line)
         if asked.into is not None:
-            asked.into.write_text(page(lines, num_equal), encoding="utf-8")
+            asked.into.write_text(page(lines, num_equal, titan), encoding="utf-8")
     return 0
 
 

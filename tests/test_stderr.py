@@ -40,6 +40,11 @@ def test_a_line_follows_what_the_job_has_written_and_keeps_its_letters() -> None
     assert (done.returncode, done.stderr) == (0, b"job: f\\xfcr\n\\udc80\n")
 
 
+def test_what_would_end_a_line_or_steer_a_terminal_is_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    write_lines("files in a\nb\x1b[31m")
+    assert capsys.readouterr().err == "files in a\\nb\\x1b[31m\n"
+
+
 def test_lines_end_where_the_next_begins(capsys: pytest.CaptureFixture[str]) -> None:
     write_lines("one", "two")
     assert capsys.readouterr().err == "one\ntwo\n"

@@ -1,12 +1,14 @@
 """Groups by examples drawn by hand; times in ns, well apart from `NEAR_NS` where they must be."""
 
+from dataclasses import replace
+
 import pytest
 from gpu_traces import gpu_trace
 
 from lagom_overlap.analysis.findings import analyse
 from lagom_overlap.analysis.groups import NEAR_NS, BoundBy, grouped, overlap_groups
 from lagom_overlap.analysis.traced_job import bases_alone
-from lagom_overlap.trace.gpu_trace import EventRole
+from lagom_overlap.trace.gpu_trace import EMULATED_GPU, EventRole
 
 K, C = EventRole.COMPUTE, EventRole.COMM
 MS = 1_000_000
@@ -69,8 +71,18 @@ def test_a_kernel_that_starts_long_after_the_end_makes_no_join():
     assert len(group.kernels) == 2
 
 
-def test_a_collective_beside_no_kernel_belongs_to_no_group():
-    assert groups_of(trace_of([(K, "a", 0, 10, 0), (C, "x", 10, 20), (K, "b", 20.001, 30, 0)])) == ()
+def test_a_collective_beside_no_kernel_belongs_to_the_kernels_before_it():
+    """What it is set to changes the step by all of its time."""
+    (group,) = groups_of(trace_of([(K, "a", 0, 10, 0), (C, "x", 10, 20), (K, "b", 20.001, 30, 0)]))
+    assert [kernel.key.name for kernel in group.kernels] == ["a"]
+    assert (group.comms[0].starts_after, group.makespan_ns, group.exposed_ns) == (1, 20 * MS, 10 * MS)
+    assert group.bound == BoundBy.COMMUNICATION
+
+
+def test_the_host_s_launches_say_nothing_of_joins_on_emulated_gpus():
+    late = [(K, "a", 0, 10, 0), (C, "x", 0, 20), (K, "b", 20.002, 30, 500)]
+    (group,) = groups_of(replace(trace_of(late), gpu_name=f"NVIDIA A40{EMULATED_GPU}"))
+    assert len(group.kernels) == 1
 
 
 def test_equal_windows_of_a_step_are_one_group():

@@ -62,7 +62,6 @@ RUNS = {
     ),
     "tune shapes.toml --tuner default --out tuned": "lagom run --online -- COMMAND",
     "analyze --example": "lagom tune --example",
-    "analyze --example --out analysed": "lagom tune --example",
     "show tuned": "lagom open tuned",
     "show planned/plan.toml": "lagom plan JOB.toml --apply planned/plan.toml",
     "show 'the ranked'": "lagom simulate 'the ranked/best.toml'",
@@ -75,6 +74,7 @@ RUNS = {
     "export tuned --format plugin": "lagom run --config tuned/lagom_table.bin -- COMMAND",
     "export tuned --format perfetto": "python3 -m webbrowser https://ui.perfetto.dev",
     "docs": "lagom docs ",
+    "analyze --example --out analysed": "lagom tune --example",
     "doctor": "lagom run --observe -- COMMAND",
 }
 """In one folder, one after the other: what is typed, and what is to be typed next."""

@@ -219,3 +219,7 @@ def test_a_slip_of_the_keyboard_gets_the_word_that_was_meant(capsys, given, word
     said = capsys.readouterr().err
     assert said.startswith(words)
     assert said.count("\n") == 1
+
+
+def test_a_file_in_a_folder_whose_name_holds_a_newline_is_named_on_one_line() -> None:
+    assert stdout.named(Path("a\nb\x1b[31m") / "report.html", "Report") == "Report: a\ufffdb\ufffd[31m/report.html"

@@ -8,7 +8,6 @@ from lagom_overlap.cost.contention import (
     Waves,
     eq1_makespan,
     eq5_dispatch,
-    eq5_waves,
     eq6_kernel_time,
     eq6_wave_time,
     l2_miss_share,
@@ -17,8 +16,12 @@ from lagom_overlap.cost.contention import (
 from lagom_overlap.hardware import load_preset
 
 
+def waves_of(num_blocks: float, per_sm: float, *, quantisation: float = 1.0, **sms: float) -> float:
+    return eq5_dispatch(num_blocks, per_sm, **sms).count(quantisation)  # type: ignore[arg-type]
+
+
 def fluid(num_channels: int, num_sms: int) -> float:
-    return eq5_waves(1e6, 1, num_sms=num_sms, num_channels=num_channels, quantisation=0.0)
+    return waves_of(1e6, 1, num_sms=num_sms, num_channels=num_channels, quantisation=0.0)
 
 
 def test_the_makespan_is_the_longer_of_the_two_streams() -> None:
@@ -41,29 +44,29 @@ def test_masking_compute_units_on_an_mi300x_costs_about_what_was_measured() -> N
 
 def test_one_full_wave_becomes_two_as_soon_as_an_sm_is_gone() -> None:
     """A grid of 132 blocks on 132 SMs: "2x as long" during any NCCL kernel (pytorch#143988)."""
-    assert eq5_waves(132, 1, num_sms=132) == 1.0
-    assert [eq5_waves(132, 1, num_sms=132, num_channels=n) for n in (1, 24, 66)] == [2.0, 2.0, 2.0]
+    assert waves_of(132, 1, num_sms=132) == 1.0
+    assert [waves_of(132, 1, num_sms=132, num_channels=n) for n in (1, 24, 66)] == [2.0, 2.0, 2.0]
 
 
 def test_multiples_of_80_tiles_bear_four_channels_on_an_a40_but_not_eight() -> None:
     for tiles, alone, beside_eight in ((960, 12, 13), (1280, 16, 17), (320, 4, 5), (160, 2, 3)):
-        waves = [eq5_waves(tiles, 1, num_sms=84, num_channels=n) for n in (0, 4, 8)]
+        waves = [waves_of(tiles, 1, num_sms=84, num_channels=n) for n in (0, 4, 8)]
         assert waves == [alone, alone, beside_eight]
 
 
 def test_small_blocks_keep_their_share_of_a_taken_sm() -> None:
     """84 SMs x 16 blocks; during 8 communication blocks 76 x 16 + 8 x 12 = 1312 fit."""
-    waves = eq5_waves(13120, 16, num_sms=84, num_channels=8, shared_blocks_per_sm=12)
+    waves = waves_of(13120, 16, num_sms=84, num_channels=8, shared_blocks_per_sm=12)
     assert waves == 10.0
 
 
 def test_a_grid_smaller_than_the_gpu_takes_a_whole_wave_even_when_fluid() -> None:
-    assert [eq5_waves(40, 1, num_sms=84, quantisation=s) for s in (0.0, 1.0)] == [1.0, 1.0]
-    assert eq5_waves(63, 1, num_sms=84, num_channels=42, quantisation=0.0) == 1.5
+    assert [waves_of(40, 1, num_sms=84, quantisation=s) for s in (0.0, 1.0)] == [1.0, 1.0]
+    assert waves_of(63, 1, num_sms=84, num_channels=42, quantisation=0.0) == 1.5
 
 
 def test_half_quantisation_lies_half_way() -> None:
-    assert eq5_waves(90, 1, num_sms=60, quantisation=0.5) == 1.75
+    assert waves_of(90, 1, num_sms=60, quantisation=0.5) == 1.75
 
 
 @given(
@@ -77,7 +80,7 @@ def test_one_more_channel_never_saves_a_wave(
     blocks: int, per_sm: int, channels: int, quantisation: float, share: float
 ) -> None:
     fewer, more = (
-        eq5_waves(
+        waves_of(
             blocks,
             per_sm,
             num_sms=84,

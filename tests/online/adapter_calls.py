@@ -1,16 +1,20 @@
 """What jobs call of `torch.distributed` by its full name."""
 
+import contextlib
 import re
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 from adapter_programs import bits, both
 from torch import distributed as dist
 from torch import nn
+from torch._subclasses import FakeTensorMode
+from torch.distributed import _functional_collectives as funcol
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from lagom_overlap.online.adapters.calls import CallsAdapter
 
@@ -128,6 +132,74 @@ def unusual(step: int) -> list[Any]:
     return [t[:: MESSAGE // 16] for t in (most, whole, wide, leaf, scattered, inferred, parts, moved)]
 
 
+def arrived_late(step: int) -> list[Any]:
+    """What functional collectives give is waited for where it is used."""
+    n, world = dist.get_world_size(), dist.group.WORLD
+    late, out = [funcol.all_reduce(numbers(step, size), "sum", world) for size in (MESSAGE, MESSAGE * n)]
+    scattered, exchanged = torch.empty(MESSAGE // n), torch.empty(MESSAGE)
+    dist.all_gather_into_tensor(out, late)
+    dist.reduce_scatter_tensor(scattered, late)
+    dist.all_to_all_single(exchanged, late)
+    dist.all_reduce(late)
+    return [type(late).__name__, *(t[:: MESSAGE // 16] + 0 for t in (late, out, scattered, exchanged))]
+
+
+def without_numbers(step: int) -> list[Any]:
+    """What torch issues no call for, or traces, counts on no rank: rank 0 alone does it, between two calls of all."""
+    n = dist.get_world_size()
+    found: list[Any] = []
+    if dist.get_rank() == 0:
+        fake = FakeTensorMode()
+        with fake:
+            x, y, z = torch.ones(MESSAGE), torch.ones(MESSAGE * n), torch.ones(MESSAGE // n)
+        for inside in (fake, contextlib.nullcontext()):
+            with inside:
+                dist.all_reduce(x)
+                dist.all_gather_into_tensor(y, x)
+                dist.reduce_scatter_tensor(z, x)
+                work = dist.all_to_all_single(x.clone(), x, async_op=True)
+                work.wait()
+                found.append(type(x).__name__)
+    gathered = torch.empty(MESSAGE * n)
+    dist.all_gather_into_tensor(gathered, numbers(step, MESSAGE))
+    return [*found, gathered[:: MESSAGE // 16]]
+
+
+def traced(step: int) -> list[Any]:
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(x)
+        return x * 2
+
+    graph = make_fx(twice)(numbers(step, MESSAGE))
+    pure = torch.func.functionalize(twice)(numbers(step, MESSAGE))
+    x = numbers(step, MESSAGE)
+    dist.all_reduce(x)
+    return [graph.code.count("allreduce"), *(t[:: MESSAGE // 16] for t in (pure, x))]
+
+
+def with_autograd(step: int) -> list[Any]:
+    """What autograd makes of a call: what it refuses to go back through, what requires a gradient then, and which."""
+    n = dist.get_world_size()
+    found: list[Any] = []
+    # Such reduce-scatters are not measured, so a setting reaches one only where others of its size are made without.
+    dist.reduce_scatter_tensor(torch.empty(MESSAGE // n), numbers(step, MESSAGE))
+    for kind in (None, dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+        for is_output, is_leaf in ((False, True), (False, False), (True, False), (True, True)):
+            x = numbers(step, MESSAGE).requires_grad_(not is_output)
+            out = torch.ones(MESSAGE if kind is None else MESSAGE // n).requires_grad_(is_output)
+            source, target = (x, out) if is_leaf else (x * 1, out * 1)
+            saved = (torch.ones_like(target, requires_grad=True) * target).sum()
+            with contextlib.nullcontext() if step >= 5 or kind is None else torch.no_grad():
+                if kind is None:
+                    call = partial(dist.all_to_all_single, target, source)
+                else:
+                    call = partial(dist.reduce_scatter_tensor, target, source, op=kind)
+                found.append(raised(call))
+            found += [target.requires_grad, type(target.grad_fn).__name__, target.detach()[:: MESSAGE // 16]]
+            found += [raised(saved.backward), raised(target.sum().backward), x.grad]
+    return found
+
+
 def wrong(step: int) -> list[Any]:
     """What torch refuses is refused in its words."""
     n = dist.get_world_size()
@@ -158,6 +230,10 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
     "groups that a rank is not in": lambda: calls(other_groups),
     "coalesced": lambda: calls(coalesced),
     "what the engine does not run": lambda: calls(unusual),
+    "what arrives late": lambda: calls(arrived_late),
+    "what holds no numbers": lambda: calls(without_numbers),
+    "traced": lambda: calls(traced),
+    "with autograd": lambda: calls(with_autograd),
     "what torch refuses": lambda: calls(wrong),
     "compiled": lambda: calls(compiled),
 }

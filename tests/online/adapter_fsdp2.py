@@ -11,7 +11,9 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
+from lagom_overlap.online.adapters.calls import CallsAdapter
 from lagom_overlap.online.adapters.fsdp2 import Fsdp2Adapter
+from lagom_overlap.online.routes.gloo import GlooRoute
 
 
 def sharded(order: Callable[[int], str] = in_order, *, layers: str = "abc", **how: Any) -> nn.Module:
@@ -180,6 +182,14 @@ def fsdp2(make: Callable[[], nn.Module], program: Callable[[nn.Module, Steps], A
     return both(Fsdp2Adapter(), make, program)
 
 
+class AndPlainCalls(Fsdp2Adapter):
+    """FSDP2's adapter, and that of the functions which FSDP2 calls in its turn."""
+
+    def attach(self, model: nn.Module, route: GlooRoute) -> Callable[[], None]:
+        route.on_close(CallsAdapter().attach(model, route))
+        return super().attach(model, route)
+
+
 def halves(param: torch.dtype, reduced: torch.dtype | None) -> MixedPrecisionPolicy:
     return MixedPrecisionPolicy(param_dtype=param, reduce_dtype=reduced)
 
@@ -194,6 +204,8 @@ FSDP2: dict[str, Callable[[], dict[str, Any]]] = {
         partial(sharded, lambda step: ["abc", "ca", "b", "bca"][step % 4]),
         partial(train, between=evaluated_under_average),
     ),
+    "plain calls routed, too": lambda: both(AndPlainCalls(), sharded, train),
+    "as it is": lambda: fsdp2(sharded),
     "a layer used twice": lambda: fsdp2(partial(sharded, lambda _: "abab")),
     "parameters changed within forward": lambda: fsdp2(lambda: fully_shard(Momentum())),
     "gradients of two batches": lambda: fsdp2(sharded, two_batches),

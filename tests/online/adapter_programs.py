@@ -52,7 +52,7 @@ class Steps:
 
 def both(adapter: Any, make: Callable[[], nn.Module], program: Callable[[nn.Module, Steps], Any]) -> dict[str, Any]:
     """Whether the program's outcome and the model's parameters are the same bits with the adapter as without."""
-    outcomes = []
+    outcomes, num_calls = [], 0
     for is_ours in (False, True):
         torch.manual_seed(0)
         model = make()
@@ -64,9 +64,11 @@ def both(adapter: Any, make: Callable[[], nn.Module], program: Callable[[nn.Modu
         outcomes.append([bits(outcome), [bits(parameter.data) for parameter in model.parameters()]])
         num_in_force = num_used() - used_before
         if route is not None:
+            num_calls = sum(count.num_calls for count in route.counts().values())
             route.close()
     stock, ours = outcomes
-    return {"equal": stock == ours, "num_used": num_in_force, "stock": shown(stock), "ours": shown(ours)}
+    counts = {"num_used": num_in_force, "num_calls": num_calls}
+    return {"equal": stock == ours, **counts, "stock": shown(stock), "ours": shown(ours)}
 
 
 num_stores = 0

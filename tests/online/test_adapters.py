@@ -74,6 +74,13 @@ def test_fsdp2(fsdp2: dict[str, list[dict[str, object]]], name: str) -> None:
     assert fsdp2[name][0]["num_used"] or "bf16" in name
 
 
+def test_a_call_is_counted_once_however_many_adapters_it_passes(fsdp2: dict[str, list[dict[str, object]]]) -> None:
+    """Else the n-th call of a step would be another one as soon as nothing is set, and nothing is in force."""
+    once, twice = (fsdp2[name][0] for name in ("as it is", "plain calls routed, too"))
+    assert once["num_calls"] == twice["num_calls"]
+    assert once["num_used"] == twice["num_used"]
+
+
 @pytest.mark.parametrize("name", DDP)
 def test_ddp_on_three_ranks_where_a_third_is_no_binary_fraction(
     ddp: dict[str, list[dict[str, object]]], name: str
@@ -99,3 +106,6 @@ def test_ddp_on_two_ranks_with_sliced_all_reduces(ddp_of_two: dict[str, list[dic
 @pytest.mark.parametrize("name", CALLS)
 def test_plain_calls(calls: dict[str, list[dict[str, object]]], name: str) -> None:
     assert is_equal(calls[name])
+    assert len({rank["num_calls"] for rank in calls[name]}) == 1 or "not in" in name
+    # All-reduces of three ranks are not sliced, torch's errors are the same whatever is in force.
+    assert calls[name][0]["num_used"] or name in {"coalesced", "traced", "compiled", "what torch refuses"}

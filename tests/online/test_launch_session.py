@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -288,6 +289,11 @@ def test_the_chain_from_saved_settings_over_their_proof_to_a_run_that_starts_wit
     assert main(["diff", str(tmp_path / "proof"), str(tmp_path / "held"), "--json"]) == 0
     compared = json.loads(capsys.readouterr().out)
     assert {"request.mode"} <= {row["name"] for row in compared["settings"]}
+
+
+def test_a_job_that_goes_on_without_its_process_groups_keeps_no_thread_of_ours(tmp_path):
+    for words in run_ranks(Path(__file__).parent / "destroyed_rank.py", [], 2, cwd=tmp_path):
+        assert "['lagom-clock', 'lagom-presence', 'lagom-store'] []\n" in words
 
 
 def torch_version():

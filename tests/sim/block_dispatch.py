@@ -28,10 +28,27 @@ from typing import Final
 
 from lagom_overlap.collective import UNTOUCHED_LAUNCH, CommConfig, LaunchConfig, LaunchOrder, StreamPriority
 from lagom_overlap.cost import CollectiveCost, ContentionModel
+from lagom_overlap.cost.contention import eq6_wave_time, l2_miss_share
 from lagom_overlap.sim.group import GroupTimes
 from lagom_overlap.workload import Kernel, OverlapGroup
 
 _DONE: Final = 1e-12
+
+
+def block_seconds(
+    model: ContentionModel, kernel: Kernel, num_resident: int, comms: Sequence[CollectiveCost], memory_load: float = 0.0
+) -> float:
+    """Seconds of one block of a kernel of which `num_resident` run, during collectives that move bytes (Eq. 6)."""
+    profile, gpu = model.profile, model.cluster.gpu
+    pollution = profile.pollution * l2_miss_share(sum(c.fifo_bytes for c in comms), gpu.l2_bytes, profile.l2_share)
+    return eq6_wave_time(
+        kernel.wave_s,
+        1.0,
+        num_blocks=num_resident,
+        block_bytes=kernel.block_bytes * (1.0 + pollution),
+        free_bytes_per_s=gpu.hbm_bytes_per_s - model._traffic(comms, memory_load),
+        norm=profile.overlap_norm,
+    )
 
 
 @dataclass(slots=True)
@@ -138,12 +155,12 @@ class _Sms:
         model, kernel, resident = self._model, self._kernel, self.resident
         load = 0.0
         if kernel is not None and resident:
-            unloaded = model.block_seconds(kernel, resident, running)
+            unloaded = block_seconds(model, kernel, resident, running)
             load = min(1.0, resident * kernel.block_bytes / unloaded / model.cluster.gpu.hbm_bytes_per_s)
         comm_s = model.collective_seconds(running, load)
         if kernel is None or not resident:
             return inf, comm_s
-        return model.block_seconds(kernel, resident, running, load), comm_s
+        return block_seconds(model, kernel, resident, running, load), comm_s
 
     def advance(self, step_s: float, block_s: float, comm_s: Sequence[float], now: float) -> None:
         """Lets `step_s` pass; what is done leaves its SMs."""

@@ -432,21 +432,23 @@ def played(deployment, calls):
 
 def test_calls_of_one_size_are_set_by_their_place_in_the_step(tmp_path):
     job, _ = predicted_run(two_of_a_size(tmp_path / "t.json", truth()), tmp_path / "run")
-    assert sorted(site.places for site in job.trace_record.sites) == [(0,), (1,)]
+    assert sorted(site.places for site in job.trace_record.sites) == [(0,), (0,), (1,)]
     assert job.ties == ()
-    set_by_hand(tmp_path / "run", 4, 8)
+    set_by_hand(tmp_path / "run", 4, 8, 2)
     source = read_deployment(tmp_path / "run")
     gather, scatter = (CollectiveKind.ALL_GATHER, 256 * MIB), (CollectiveKind.REDUCE_SCATTER, 64 * MIB)
     step = [gather, gather, scatter]
     # Two steps, an evaluation that only gathers once, and two more: the reduce-scatter puts the places right again.
-    assert played(source.deployment, [*step, *step, gather, *step, *step]) == [4, 8, 0] * 2 + [4] + [8, 4, 0] + [
+    assert played(source.deployment, [*step, *step, gather, *step, *step]) == [
+        *[4, 8, 2] * 2,
         4,
-        8,
-        0,
+        *[8, 4, 2],
+        *[4, 8, 2],
     ]
     assert [note for note in source.notes if "MiB" not in note] == [
         "all_gather of 268435456 bytes on 'fsdp' (8 ranks): call 1 of 2 in a step",
         "all_gather of 268435456 bytes on 'fsdp' (8 ranks): call 2 of 2 in a step",
+        "reduce_scatter of 67108864 bytes on 'fsdp' (8 ranks): its call of a step",
     ]
 
 

@@ -423,6 +423,20 @@ def test_machines_that_each_start_a_torchrun_of_one_job_share_the_folder_that_is
         (["--observe", "--", "no-such-program"], "'no-such-program' does not exist"),
         (["--config", "missing", "--", PYTHON], "does not exist"),
         (["--config", "damaged.json", "--", PYTHON], "damaged"),
+        (["--config", "not_adopted.json", "--", PYTHON], "is_adopted is false, but it has 1 settings"),
+        (["--online", "--config", "not_adopted.json", "--", PYTHON], "is_adopted is false, but it has 1 settings"),
+        (["--config", "twice.json", "--", PYTHON], "settings[1] is for the same call as settings[0]"),
+        (["--config", "two_cycles.json", "--", PYTHON], "cycles[1] is for the same communicator as cycles[0]"),
+        (["--config", "no_route.json", "--", PYTHON], "on the route 'pigeon'; allowed: gloo, plugin, sibling"),
+        (["--prove", "no_route.json", "--", PYTHON], "on the route 'pigeon'; allowed: gloo, plugin, sibling"),
+        (["--config", "no_cycle.json", "--", PYTHON], "sets call 1 of all_gather, 1048576 bytes, on 'fsdp', but its"),
+        (["--config", "few_calls.json", "--", PYTHON], "sets call 1 of all_gather, 1048576 bytes, on 'fsdp', but its"),
+        (["--config", "threads.json", "--", PYTHON], "settings[0]: num_threads is 64, but gloo has no such knob"),
+        (
+            ["--online", "--config", "threads.json", "--", PYTHON],
+            "settings[0]: num_threads is 64, but gloo has no such",
+        ),
+        (["--config", "nul.env", "--", PYTHON], "line 2: NCCL_ALGO holds a NUL, which no value can"),
         (["--prove", "missing", "--", PYTHON], "does not exist"),
         (["--prove", "empty.json", "--", PYTHON], "nothing can be proven"),
         (["--prove", "gloo.json", "--config", "gloo.json", "--", PYTHON], "--config has no meaning with --prove"),
@@ -452,6 +466,17 @@ def test_bad_input_is_one_line_and_exit_code_2_and_starts_nothing(
     (tmp_path / "no_table.bin").write_bytes(b"nothing")
     saved_settings(tmp_path / "gloo.json", route="gloo")
     saved_settings(tmp_path / "empty.json", settings=[], is_adopted=False)
+    (setting,) = json.loads((tmp_path / "gloo.json").read_text())["settings"]
+    (cycle,) = json.loads((tmp_path / "gloo.json").read_text())["cycles"]
+    saved_settings(tmp_path / "not_adopted.json", is_adopted=False)
+    saved_settings(tmp_path / "twice.json", settings=[setting, setting])
+    saved_settings(tmp_path / "two_cycles.json", cycles=[cycle, cycle])
+    saved_settings(tmp_path / "no_route.json", route="pigeon")
+    saved_settings(tmp_path / "no_cycle.json", cycles=[])
+    saved_settings(tmp_path / "few_calls.json", cycles=[cycle | {"calls": cycle["calls"][:1]}])
+    threads = setting | {"config": setting["config"] | {"num_threads": 64}}
+    saved_settings(tmp_path / "threads.json", route="gloo", settings=[threads])
+    (tmp_path / "nul.env").write_text("# first\nNCCL_ALGO=a\0b\n")
     (tmp_path / "bad.env").write_text("# first\nNCCL_ALGO\n")
     (tmp_path / "ours.env").write_text("PYTHONPATH=x\n")
     (tmp_path / "empty.toml").write_text("")

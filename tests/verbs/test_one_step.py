@@ -29,6 +29,7 @@ from lagom_overlap.planners.fsdp2 import Fsdp2
 from lagom_overlap.planners.simulated import simulated
 from lagom_overlap.planners.times import ModelTimes
 from lagom_overlap.verbs.compare import CompareRequest, run_compare
+from lagom_overlap.verbs.plan import PlanRequest, run_plan
 from lagom_overlap.verbs.plan_problem import PlanFlags, PlanInput, read_input
 from lagom_overlap.verbs.simulate import SimulateRequest, SimulateResult, run_simulate
 from lagom_overlap.verbs.tune import TuneRequest, run_tune
@@ -262,6 +263,37 @@ def test_a_plans_settings_typed_as_keys_are_the_step_and_the_memory_that_the_pla
         typed = Job(JobVariants.of(raw, "job.toml", Path(), sets).one()).step
         assert typed is not None
         assert (typed.most_bytes, typed.times.iteration_s) == (step.peak_bytes, pytest.approx(step.makespan_s))
+
+
+@pytest.mark.parametrize("keys", [{"pipeline": 2, "global_batch": 16}, {"global_batch": 32, "seq_len": 512}])
+def test_fsdp2s_settings_are_judged_by_the_iteration_that_simulate_predicts_with_them(keys: dict[str, Any]) -> None:
+    """All stages and micro-batches: a plan of a pipeline told of one micro-batch of its first stage."""
+    raw: dict[str, Any] = {
+        "job": {"name": "whole"},
+        "model": {"name": "llama-3.2-1b", "seq_len": keys.pop("seq_len", 2048)},
+        "cluster": {"preset": "h100_dgx"},
+        "parallel": {"framework": "fsdp2", "fsdp": 4, **keys},
+    }
+    given = read_input(parse_job(raw, "job.toml"))
+    result = run_plan(replace(given, problem=replace(given.problem, work=SearchBudget(0.5))), PlanRequest())
+
+    @cache
+    def typed(*lines: str) -> tuple[float, int]:
+        sets = [one for line in lines for one in line.split(" --set ")]
+        step = Job(JobVariants.of(raw, "job.toml", Path(), sets).one()).step
+        assert step is not None
+        return step.times.iteration_s, step.most_bytes
+
+    assert result.fsdp2 is not None
+    advised = [one.key for one in result.fsdp2.switches]
+    assert advised
+    assert (result.iteration_s.before, result.peak_memory_bytes.before) == typed()
+    assert (result.iteration_s.after, result.peak_memory_bytes.after) == typed(*advised)
+    for one in result.fsdp2.switches:
+        assert one.with_s == result.iteration_s.after
+    for one in result.fsdp2.not_advised:
+        assert one.with_s == typed(*advised, one.key)[0]
+    assert not any("first of" in note for note in result.notes)
 
 
 def test_a_job_that_has_settings_begins_with_them_and_is_told_what_to_add() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -216,6 +217,17 @@ def test_what_simulate_suggests_plan_considers() -> None:
         tried = {_switches(layout) for layout in considered(step.layout, context)}
         for _, _, keys in switched_layouts(step):
             assert _switches(replace(step.layout, **keys)) in tried, (name, keys)
+
+
+@pytest.mark.parametrize("name", ["phi", "mixture", "deepspeed"])
+def test_what_plan_advises_simulate_asks_or_names(name: str) -> None:
+    job = JOBS[name]
+    step, said = typed_job(job, {}).step, typed(job, {})
+    assert step is not None
+    named = next((note for note in said.notes if note.startswith("lagom plan prices more")), "")
+    asked = {key for _, _, keys in switched_layouts(step) for key in keys}
+    for key in effects_of(job).changes:
+        assert (key in asked) is not (f"parallel.{key}" in re.findall(r"parallel\.\w+", named)), key
 
 
 def _switches(layout: ParallelLayout) -> MegatronSettings:

@@ -230,3 +230,31 @@ def test_simulate_says_what_its_memory_is_worth(parallel: dict[str, Any], words:
     notes = [note for note in simulate(parallel).notes if note.startswith("Memory")]
     assert len(notes) == 1
     assert words in notes[0]
+
+
+def test_the_buckets_of_ddp_have_the_size_that_the_job_says() -> None:
+    raw = {
+        "job": {"name": "ddp"},
+        "model": {"name": "llama-3.2-1b", "seq_len": 512},
+        "cluster": {"preset": "h100_dgx"},
+        "parallel": {"framework": "ddp", "data": 8},
+    }
+    plain, default, small = (
+        Job(parse_job({**raw, "parallel": {**raw["parallel"], **keys}}, "job.toml")).step  # type: ignore[dict-item]
+        for keys in ({}, {"bucket_bytes": "25 MiB"}, {"bucket_bytes": "4 MiB"})
+    )
+    assert plain is not None and default is not None and small is not None  # noqa: PT018 - a named model's
+    assert plain.layout == default.layout
+    assert len(small.issued.iteration.comms) > len(plain.issued.iteration.comms)
+    assert small.times.iteration_s != plain.times.iteration_s
+
+
+def test_a_framework_without_buckets_says_that_their_size_is_not_read() -> None:
+    raw = {
+        "job": {"name": "fsdp"},
+        "model": {"name": "llama-3.2-1b", "seq_len": 512},
+        "cluster": {"preset": "h100_dgx"},
+        "parallel": {"fsdp": 8, "bucket_bytes": "4 MiB"},
+    }
+    notes = run_simulate(SimulateRequest(job=Job(parse_job(raw, "job.toml")))).notes
+    assert "parallel.bucket_bytes is not read: framework fsdp2 reduces by unit, in no buckets." in notes

@@ -85,6 +85,12 @@ def test_advice_for_a_job_that_names_no_batch_says_what_keeps_it(parallel: dict[
         assert result.memory_bytes / 1e9 == pytest.approx(gigabytes, abs=0.06)
 
 
+def test_two_ranks_that_share_out_are_not_told_to_be_one() -> None:
+    """No job file has fsdp = 1, which tensor parallelism in its place would leave."""
+    message = refusal(job({"fsdp": 2, "zero_stage": 2, "recompute": "full", "global_batch": 8}, "llama-3-8b"))
+    assert message.endswith("it fits with zero_stage = 3 (80.3 GB)")
+
+
 def test_a_job_that_needs_more_gpus_is_told_so() -> None:
     """ZeRO-3 over 8 GPUs with every layer recomputed: 70 B parameters take 16 bytes each, 140 GB a GPU."""
     message = refusal(job({"fsdp": 8, "recompute": "full"}, "llama-3-70b"))

@@ -55,7 +55,9 @@ def test_a_tied_matrix_counts_once_in_all_and_twice_where_it_is_used() -> None:
 
 
 def test_an_unknown_model_names_the_nearest_one() -> None:
-    with pytest.raises(UnknownNameError, match=r"unknown model 'phi2' \(did you mean 'phi-2'\?\); all \d+ of them: lagom list models$"):
+    with pytest.raises(
+        UnknownNameError, match=r"unknown model 'phi2' \(did you mean 'phi-2'\?\); all \d+ of them: lagom list models$"
+    ):
         load_model("phi2")
 
 

@@ -34,7 +34,9 @@ _WHOLLY: Final = 0.95
 _NEAR_NS: Final = 20_000
 """A kernel that starts this soon after its cause followed it at once."""
 _LARGE: Final = 4 * MIB
+"""From here on a call should come near its wire's rate; below it latency may be what it costs. Chosen, not measured."""
 _SMALL: Final = 1 * MIB
+"""Calls below it are worth joining: at such sizes latency is a good part of their time. Chosen, not measured."""
 _SHARDED: Final = frozenset({CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER})
 """What sharded data parallelism alternates."""
 _MAX_NODE_RANKS: Final = 8
@@ -91,9 +93,11 @@ def _time(findings: Findings, length_ns: float) -> str:
     return f"{format_seconds(_per_step(findings, length_ns))} per step"
 
 
-def _ratio(found: Slowdown) -> str:
-    interval = f" ({found.low:.2f}-{found.high:.2f})" if found.low is not None and found.high is not None else ""
-    return f"{found.slowdown:.2f} times as long{interval}"
+def _ratio(slowdown: Slowdown) -> str:
+    interval = (
+        f" ({slowdown.low:.2f}-{slowdown.high:.2f})" if slowdown.low is not None and slowdown.high is not None else ""
+    )
+    return f"{slowdown.slowdown:.2f} times as long{interval}"
 
 
 def _channel_line(key: CollectiveKey, bound: Literal["min", "max"], channels: int, findings: Findings) -> str:
@@ -103,18 +107,18 @@ def _channel_line(key: CollectiveKey, bound: Literal["min", "max"], channels: in
         return f"export NCCL_{bound.upper()}_P2P_NCHANNELS={channels}  # of every communicator's point-to-point"
     if version is not None and version < _CTAS_SINCE:
         return f"export NCCL_{bound.upper()}_NCHANNELS={channels}  # of every communicator"
-    made = "init_process_group" if key.communicator == "default_pg" else "new_group"
+    constructor = "init_process_group" if key.communicator == "default_pg" else "new_group"
     return (
         f"opts = dist.ProcessGroupNCCL.Options(); opts.config.{bound}_ctas = {channels}; "
-        f"dist.{made}(..., pg_options=opts)  # where {key.communicator} is made; holds for all its collectives"
+        f"dist.{constructor}(..., pg_options=opts)  # where {key.communicator} is made; holds for all its collectives"
     )
 
 
 def _fewer_channels(findings: Findings) -> Iterator[Advice]:
     rows = {row.key: row for row in findings.rows}
-    for key, found in findings.contention.by_collective.items():
+    for key, slowdown in findings.contention.by_collective.items():
         row = rows.get(key)
-        if row is None or key.reach is KnobReach.NONE or not found.is_proven or key.num_channels < 2:
+        if row is None or key.reach is KnobReach.NONE or not slowdown.is_proven or key.num_channels < 2:
             continue
         if row.exposed_ns > _HIDDEN * row.total_ns:
             continue
@@ -124,10 +128,10 @@ def _fewer_channels(findings: Findings) -> Iterator[Advice]:
             what=f"Give {describe(key)} {channels} channel{'s' if channels > 1 else ''}: at most half of its "
             "stretch goes",
             apply=_channel_line(key, "max", channels, findings),
-            evidence=f"{found.num_overlapped} kernel runs during it take {_ratio(found)}, "
-            f"{_time(findings, found.stretched_ns)} in all; only "
+            evidence=f"{slowdown.num_overlapped} kernel runs during it take {_ratio(slowdown)}, "
+            f"{_time(findings, slowdown.stretched_ns)} in all; only "
             f"{100 * row.exposed_ns / row.total_ns:.0f} % of it is exposed",
-            predicted_gain_s=_per_step(findings, found.stretched_ns / 2),
+            predicted_gain_s=_per_step(findings, slowdown.stretched_ns / 2),
             change=AskedChange.channels(channels).change,
         )
 
@@ -167,9 +171,9 @@ def _more_channels(findings: Findings) -> Iterator[Advice]:
 def _larger_buckets(findings: Findings) -> Iterator[Advice]:
     reduces = [row for row in findings.rows if row.kind is CollectiveKind.ALL_REDUCE and row.key.num_bytes]
     for communicator in sorted({row.key.communicator for row in reduces}):
-        held = [row for row in reduces if row.key.communicator == communicator]
-        small = [row for row in held if row.key.num_bytes < _SMALL]
-        large = [row for row in held if row.key.num_bytes >= _SMALL]
+        alike = [row for row in reduces if row.key.communicator == communicator]
+        small = [row for row in alike if row.key.num_bytes < _SMALL]
+        large = [row for row in alike if row.key.num_bytes >= _SMALL]
         count = sum(row.count for row in small)
         if count < 4 * findings.num_windows:
             continue
@@ -248,10 +252,10 @@ def _queued_behind(rank: RankFindings) -> dict[str, dict[_Pair, _Queued]]:
     for index, call in enumerate(calls):
         if call.event != UNKNOWN:
             by_group.setdefault(call.communicator, []).append(index)
-    found: dict[str, dict[_Pair, _Queued]] = {}
-    for communicator, held in by_group.items():
-        held.sort(key=lambda index: int(events.start_ns[calls[index].event]))
-        for before, after in pairwise(held):
+    queued: dict[str, dict[_Pair, _Queued]] = {}
+    for communicator, indices in by_group.items():
+        indices.sort(key=lambda index: int(events.start_ns[calls[index].event]))
+        for before, after in pairwise(indices):
             kind, other = calls[after].kind, calls[before].kind
             if kind is None or other is None or kind is other or CollectiveKind.SEND_RECV in (kind, other):
                 continue
@@ -262,9 +266,9 @@ def _queued_behind(rank: RankFindings) -> dict[str, dict[_Pair, _Queued]]:
                 continue
             queued_ns = start - max(launch, int(events.start_ns[calls[before].event]))
             one = _Queued(count=1, queued_ns=queued_ns, won_ns=min(queued_ns, int(rank.exposed_ns[after])))
-            mine = found.setdefault(communicator, {})
+            mine = queued.setdefault(communicator, {})
             mine[kind, other] = mine.get((kind, other), _Queued()) + one
-    return found
+    return queued
 
 
 def _reverse(count: int) -> str:
@@ -275,9 +279,9 @@ def _shared_communicator(findings: Findings) -> Iterator[Advice]:
     parts: dict[tuple[str, frozenset[CollectiveKind]], dict[_Pair, _Queued]] = {}
     for rank in findings.ranks:
         for communicator, by_pair in _queued_behind(rank).items():
-            for pair, held in by_pair.items():
+            for pair, waiting in by_pair.items():
                 mine = parts.setdefault((communicator, frozenset(pair)), {})
-                mine[pair] = mine.get(pair, _Queued()) + held
+                mine[pair] = mine.get(pair, _Queued()) + waiting
     for (communicator, kinds), by_pair in parts.items():
         (kind, other), queued = max(by_pair.items(), key=lambda item: (item[1].won_ns, item[0]))
         all_queued = sum(by_pair.values(), _Queued())
@@ -342,10 +346,10 @@ def _carve_out(findings: Findings) -> Iterator[Advice]:
     channels = max((row.key.num_channels for row in findings.rows if row.key.num_channels < sms), default=0)
     for kernel in findings.contention.kernels:
         blocks = kernel.grid[0] * kernel.grid[1] * kernel.grid[2]
-        found = kernel.found
-        if kernel.kernel_class is not KernelClass.GEMM or blocks != sms or not found.is_proven or not channels:
+        slowdown = kernel.found
+        if kernel.kernel_class is not KernelClass.GEMM or blocks != sms or not slowdown.is_proven or not channels:
             continue
-        gain_ns = found.stretched_ns - found.base_ns * channels / (sms - channels)
+        gain_ns = slowdown.stretched_ns - slowdown.base_ns * channels / (sms - channels)
         if gain_ns <= 0:
             continue
         blackwell = any(word in gpu for word in ("B100", "B200", "B300", "GB200", "GB300"))
@@ -355,8 +359,8 @@ def _carve_out(findings: Findings) -> Iterator[Advice]:
             apply=f"stream = torch.cuda.GreenContext.create(num_sms={sms - channels}).Stream()"
             if blackwell
             else f"torch._C._set_sm_carveout_experimental({channels})",
-            evidence=f"a GEMM with one block for each of the {sms} SMs takes {_ratio(found)} during collectives of "
-            f"up to {channels} channels ({found.num_overlapped} runs)",
+            evidence=f"a GEMM with one block for each of the {sms} SMs takes {_ratio(slowdown)} during collectives of "
+            f"up to {channels} channels ({slowdown.num_overlapped} runs)",
             predicted_gain_s=_per_step(findings, gain_ns),
         )
         return
@@ -366,19 +370,19 @@ def _copy_engine(findings: Findings) -> Iterator[Advice]:
     version = _version(findings)
     if "FSDP" not in findings.frameworks or version is None or version < (2, 28):
         return
-    held = [
-        (key, found)
-        for key, found in findings.contention.by_collective.items()
-        if key.op == CollectiveKind.ALL_GATHER and found.is_proven and 2 <= key.num_ranks <= _MAX_NODE_RANKS
+    gathers = [
+        (key, slowdown)
+        for key, slowdown in findings.contention.by_collective.items()
+        if key.op == CollectiveKind.ALL_GATHER and slowdown.is_proven and 2 <= key.num_ranks <= _MAX_NODE_RANKS
     ]
-    stretched_ns = sum(found.stretched_ns for _, found in held)
-    if held:
+    stretched_ns = sum(slowdown.stretched_ns for _, slowdown in gathers)
+    if gathers:
         yield Advice(
             rule="copy_engine_all_gather",
             what="Let the copy engines gather (no SM): at most the stretch during all-gathers goes; "
             "needs one NVLink domain",
             apply='model.set_symm_mem_for_comm("NCCL")  # FSDP2, torch 2.13 or later; start with NCCL_CTA_POLICY=2',
-            evidence=f"kernels during {describe(held[0][0])} take {_ratio(held[0][1])}; "
+            evidence=f"kernels during {describe(gathers[0][0])} take {_ratio(gathers[0][1])}; "
             f"NCCL {version[0]}.{version[1]} has copy-engine collectives",
             predicted_gain_s=_per_step(findings, stretched_ns),
             change=COPY_ENGINES.change,
@@ -416,17 +420,17 @@ def _host_bound(findings: Findings) -> Iterator[Advice]:
 
 
 def _blocking_launches(findings: Findings) -> Iterator[Advice]:
-    held = [rank.blocking for rank in findings.ranks]
-    idle_ns = sum(one.idle_ns for one in held)
+    blocking = [rank.blocking for rank in findings.ranks]
+    idle_ns = sum(one.idle_ns for one in blocking)
     longest = max(
-        (one.longest for one in held if one.longest), key=lambda call: call.end_ns - call.start_ns, default=None
+        (one.longest for one in blocking if one.longest), key=lambda call: call.end_ns - call.start_ns, default=None
     )
     if longest is None or not idle_ns:
         return
     causes = {
-        "collective": sum(one.idle_collective_ns for one in held),
-        "first": sum(one.idle_first_ns for one in held),
-        "other": sum(one.idle_other_ns for one in held),
+        "collective": sum(one.idle_collective_ns for one in blocking),
+        "first": sum(one.idle_first_ns for one in blocking),
+        "other": sum(one.idle_other_ns for one in blocking),
     }
     cause = max(causes, key=lambda name: causes[name])
     what, apply = {
@@ -444,7 +448,7 @@ def _blocking_launches(findings: Findings) -> Iterator[Advice]:
         ),
     }[cause]
     span_ns = sum(rank.measures.span_ns for rank in findings.ranks)
-    num, blocked_ns = sum(one.num for one in held), sum(one.blocked_ns for one in held)
+    num, blocked_ns = sum(one.num for one in blocking), sum(one.blocked_ns for one in blocking)
     yield Advice(
         rule="blocking_launches",
         what=what,
@@ -465,7 +469,7 @@ def _late_peers(findings: Findings) -> Iterator[Advice]:
     ]
     if len(findings.ranks) < 2 or not sum(matched) or sum(waits) < _WAIT_SHARE * sum(matched):
         return
-    late = int(np.argmin([wait / held if held else 1.0 for wait, held in zip(waits, matched, strict=True)]))
+    late = int(np.argmin([wait / total if total else 1.0 for wait, total in zip(waits, matched, strict=True)]))
     rank = findings.ranks[late].trace
     name = f"rank {rank.rank}" if rank.rank is not None else rank.file
     yield Advice(
@@ -480,12 +484,12 @@ def _late_peers(findings: Findings) -> Iterator[Advice]:
 
 
 def _pipeline_bubbles(findings: Findings) -> Iterator[Advice]:
-    held = [
+    transfers = [
         row
         for row in findings.rows
         if row.kind is CollectiveKind.SEND_RECV and any(w in row.key.communicator.lower() for w in ("pp", "pipeline"))
     ]
-    exposed_ns = sum(row.exposed_ns for row in held)
+    exposed_ns = sum(row.exposed_ns for row in transfers)
     span_ns = sum(rank.measures.span_ns for rank in findings.ranks)
     if span_ns and exposed_ns >= _HOST_SHARE * span_ns:
         yield Advice(
@@ -516,17 +520,19 @@ _RULES: Final[tuple[Callable[[Findings], Iterator[Advice]], ...]] = (
 def advice_of(findings: Findings) -> tuple[Advice, ...]:
     """All advice that this trace gives evidence for and that is worth at least `_MIN_GAIN` of a step, best first."""
     span_s = sum(rank.measures.span_ns for rank in findings.ranks) / NS_PER_S / findings.num_windows
-    found = [advice for rule in _RULES for advice in rule(findings)]
+    advice_of_rules = [advice for rule in _RULES for advice in rule(findings)]
     worth = [
-        advice for advice in found if advice.predicted_gain_s >= _MIN_GAIN * span_s and advice.predicted_gain_s > 0
+        advice
+        for advice in advice_of_rules
+        if advice.predicted_gain_s >= _MIN_GAIN * span_s and advice.predicted_gain_s > 0
     ]
     return tuple(sorted(worth, key=lambda advice: (-advice.predicted_gain_s, advice.rule, advice.what)))
 
 
-def without_losses(found: Sequence[Advice], answers: Sequence[WhatIf]) -> tuple[Advice, ...]:
+def without_losses(every_advice: Sequence[Advice], answers: Sequence[WhatIf]) -> tuple[Advice, ...]:
     """The advice without what the model predicts to lose: the trace alone gives an upper bound of a gain."""
     losing = {answer.change for answer in answers if answer.gain_s < 0}
-    return tuple(advice for advice in found if advice.change not in losing)
+    return tuple(advice for advice in every_advice if advice.change not in losing)
 
 
 def looked_for(findings: Findings, losing: Sequence[Advice] = ()) -> str:
@@ -564,5 +570,5 @@ def looked_for(findings: Findings, losing: Sequence[Advice] = ()) -> str:
     host_ns = sum(rank.measures.host_bound_ns for rank in timed)
     parts.append(f"{100 * host_ns / span_ns:.1f} % waits for the CPU")
     changes = ", ".join(dict.fromkeys(advice.change for advice in losing))
-    found = f"nothing that is predicted to pay (not {changes})" if losing else "nothing"
-    return f"{len(_RULES)} rules found {found}: {'; '.join(parts)}."
+    outcome = f"nothing that is predicted to pay (not {changes})" if losing else "nothing"
+    return f"{len(_RULES)} rules found {outcome}: {'; '.join(parts)}."

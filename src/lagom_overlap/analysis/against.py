@@ -1,4 +1,4 @@
-"""Two jobs compared: what changed in a step, and in which collectives.
+"""Two jobs compared: what changed in a step, and in which collectives. Format of its JSON: docs/formats_analyze.md.
 
 All times are per step of the average rank, so that runs of different length and different numbers of ranks compare;
 without profiler steps the whole trace counts as one step. Rows are matched by what the program asked for, not by how
@@ -17,104 +17,110 @@ from typing import Final
 
 import numpy as np
 
-from lagom_overlap.analysis.collectives import CollectiveKey
+from lagom_overlap.analysis.collectives import CollectiveKey, CollectiveRow
 from lagom_overlap.analysis.findings import Findings
+from lagom_overlap.trace.gpu_trace import seconds
 
 MIN_STEPS: Final = 5
 """Steps of each run from which an interval is told."""
 _NUM_RESAMPLES: Final = 2000
 """Enough for the ends of a 95 % interval to be stable to a few per cent of its length."""
 _CONFIDENCE: Final = (2.5, 97.5)
-
-
-@dataclass(frozen=True, slots=True, order=True, kw_only=True)
-class CallKey:
-    """What makes collectives of two runs the same; None: all of them."""
-
-    op: str | None = None
-    communicator: str | None = None
-    num_bytes: int | None = None
-    num_ranks: int | None = None
+"""Percentiles: the ends of a 95 % interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepShare:
-    """Where a step of the average rank goes, in ns."""
+class StepTimesOfRun:
+    """Where a step of the average rank goes."""
 
-    span_ns: float
-    compute_ns: float
-    comm_ns: float
-    overlap_ns: float
-    exposed_comm_ns: float
-    stretched_ns: float
-    idle_ns: float
+    step_s: float
+    compute_s: float
+    comm_s: float
+    overlap_s: float
+    exposed_comm_s: float
+    stretched_compute_s: float
+    idle_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallShare:
-    """Some collectives in a step of the average rank: calls, ns, and which channels they had (0: unknown)."""
+class CallTimes:
+    """Some collectives in a step of the average rank: calls, times, and which channels they had (0: unknown)."""
 
     count: float = 0.0
-    total_ns: float = 0.0
-    exposed_ns: float = 0.0
-    stretched_ns: float = 0.0
+    total_s: float = 0.0
+    exposed_s: float = 0.0
+    stretched_s: float = 0.0
     channels: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """The same collectives in both runs."""
+class CallChange:
+    """The same collectives in both runs, by what makes them the same; None: all of them."""
 
-    key: CallKey
-    before: CallShare
-    after: CallShare
+    kind: str | None
+    communicator: str | None
+    bytes: int | None
+    num_ranks: int | None
+    before: CallTimes
+    after: CallTimes
 
     @property
-    def size_ns(self) -> float:
+    def size_s(self) -> float:
         """How much changed: the largest difference of total, exposed and stretched time."""
         return max(
-            abs(self.after.total_ns - self.before.total_ns),
-            abs(self.after.exposed_ns - self.before.exposed_ns),
-            abs(self.after.stretched_ns - self.before.stretched_ns),
+            abs(self.after.total_s - self.before.total_s),
+            abs(self.after.exposed_s - self.before.exposed_s),
+            abs(self.after.stretched_s - self.before.stretched_s),
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Against:
-    """A run (`after`) against another (`before`); changes by what they are grouped by, the largest first.
+class AgainstRun:
+    """A run (`after`) against another (`before`, of `files`); changes by what they are grouped by, the largest first.
 
-    `ratio` is the step's length after over before, `low` and `high` bound it (None of too few steps).
+    `step_ratio` is the step's length after over before; its bounds are None of too few steps.
     """
 
-    before: StepShare
-    after: StepShare
-    ratio: float | None
-    low: float | None
-    high: float | None
-    num_steps: tuple[int, int]
-    kinds: tuple[Change, ...]
-    communicators: tuple[Change, ...]
-    collectives: tuple[Change, ...]
+    files: tuple[str, ...]
+    before: StepTimesOfRun
+    after: StepTimesOfRun
+    step_ratio: float | None
+    step_ratio_low: float | None
+    step_ratio_high: float | None
+    num_steps_before: int
+    num_steps_after: int
+    kinds: tuple[CallChange, ...]
+    communicators: tuple[CallChange, ...]
+    collectives: tuple[CallChange, ...]
     warnings: tuple[str, ...]
 
     @property
     def is_proven(self) -> bool:
         """Whether the step's length changed by more than the steps' scatter."""
-        return self.low is not None and self.high is not None and not self.low <= 1 <= self.high
+        low, high = self.step_ratio_low, self.step_ratio_high
+        return low is not None and high is not None and not low <= 1 <= high
 
 
-def _steps(findings: Findings) -> StepShare:
+_Same = tuple[str | None, str | None, int | None, int | None]
+"""Kind, communicator, bytes and ranks of collectives that count as the same."""
+
+
+def _step(findings: Findings) -> StepTimesOfRun:
     num = findings.num_windows
     measures = [rank.measures for rank in findings.ranks]
-    return StepShare(
-        span_ns=sum(step.span_ns for step in measures) / num,
-        compute_ns=sum(step.compute_ns for step in measures) / num,
-        comm_ns=sum(step.comm_ns for step in measures) / num,
-        overlap_ns=sum(step.overlap_ns for step in measures) / num,
-        exposed_comm_ns=sum(step.exposed_comm_ns for step in measures) / num,
-        stretched_ns=sum(findings.contention.of_rank) / num,
-        idle_ns=sum(step.idle_ns for step in measures) / num,
+    return StepTimesOfRun(
+        step_s=seconds(_span_ns(findings)),
+        compute_s=seconds(sum(step.compute_ns for step in measures) / num),
+        comm_s=seconds(sum(step.comm_ns for step in measures) / num),
+        overlap_s=seconds(sum(step.overlap_ns for step in measures) / num),
+        exposed_comm_s=seconds(sum(step.exposed_comm_ns for step in measures) / num),
+        stretched_compute_s=seconds(sum(findings.contention.of_rank) / num),
+        idle_s=seconds(sum(step.idle_ns for step in measures) / num),
     )
+
+
+def _span_ns(findings: Findings) -> float:
+    return sum(rank.measures.span_ns for rank in findings.ranks) / findings.num_windows
 
 
 def _lengths(findings: Findings) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
@@ -136,33 +142,37 @@ def _ratio(before: Findings, after: Findings, seed: int) -> tuple[float | None, 
     return float(low), float(high)
 
 
-def _shares(findings: Findings, group: Callable[[CollectiveKey], CallKey]) -> dict[CallKey, CallShare]:
+def _calls(findings: Findings, same: Callable[[CollectiveKey], _Same]) -> dict[_Same, CallTimes]:
     num = findings.num_windows
-    shares: dict[CallKey, CallShare] = {}
+    rows: dict[_Same, list[CollectiveRow]] = defaultdict(list)
     for row in findings.rows:
-        key = group(row.key)
-        share = shares.get(key, CallShare())
-        shares[key] = CallShare(
-            count=share.count + row.count / num,
-            total_ns=share.total_ns + row.total_ns / num,
-            exposed_ns=share.exposed_ns + row.exposed_ns / num,
-            stretched_ns=share.stretched_ns + findings.contention.blame.get(row.key, 0.0) / num,
-            channels=tuple(sorted({*share.channels, row.key.num_channels})),
+        rows[same(row.key)].append(row)
+    return {
+        key: CallTimes(
+            count=sum(row.count / num for row in alike),
+            total_s=seconds(sum(row.total_ns / num for row in alike)),
+            exposed_s=seconds(sum(row.exposed_ns / num for row in alike)),
+            stretched_s=seconds(sum(findings.contention.blame.get(row.key, 0.0) / num for row in alike)),
+            channels=tuple(sorted({row.key.num_channels for row in alike})),
         )
-    return shares
+        for key, alike in rows.items()
+    }
 
 
-def _changes(before: Findings, after: Findings, group: Callable[[CollectiveKey], CallKey]) -> tuple[Change, ...]:
-    was, became = _shares(before, group), _shares(after, group)
+def _changes(before: Findings, after: Findings, same: Callable[[CollectiveKey], _Same]) -> tuple[CallChange, ...]:
+    was, became = _calls(before, same), _calls(after, same)
     changes = [
-        Change(key=key, before=was.get(key, CallShare()), after=became.get(key, CallShare()))
+        CallChange(
+            kind=key[0],
+            communicator=key[1],
+            bytes=key[2],
+            num_ranks=key[3],
+            before=was.get(key, CallTimes()),
+            after=became.get(key, CallTimes()),
+        )
         for key in dict.fromkeys((*became, *was))
     ]
-    return tuple(sorted(changes, key=lambda change: -change.size_ns))
-
-
-def _exactly(key: CollectiveKey) -> CallKey:
-    return CallKey(op=key.op, communicator=key.communicator, num_bytes=key.num_bytes, num_ranks=key.num_ranks)
+    return tuple(sorted(changes, key=lambda change: -change.size_s))
 
 
 def _warnings(before: Findings, after: Findings) -> tuple[str, ...]:
@@ -178,19 +188,21 @@ def _warnings(before: Findings, after: Findings) -> tuple[str, ...]:
     return tuple(warnings)
 
 
-def against(after: Findings, before: Findings, *, seed: int = 0) -> Against:
-    """What changed from one run to another."""
-    was, became = _steps(before), _steps(after)
+def against(after: Findings, before: Findings, *, files: tuple[str, ...] = (), seed: int = 0) -> AgainstRun:
+    """What changed from one run to another; `files` are the one's that was before."""
+    was_ns = _span_ns(before)
     low, high = _ratio(before, after, seed)
-    return Against(
-        before=was,
-        after=became,
-        ratio=became.span_ns / was.span_ns if was.span_ns else None,
-        low=low,
-        high=high,
-        num_steps=(len(_lengths(before)), len(_lengths(after))),
-        kinds=_changes(before, after, lambda key: CallKey(op=key.op)),
-        communicators=_changes(before, after, lambda key: CallKey(communicator=key.communicator)),
-        collectives=_changes(before, after, _exactly),
+    return AgainstRun(
+        files=files,
+        before=_step(before),
+        after=_step(after),
+        step_ratio=_span_ns(after) / was_ns if was_ns else None,
+        step_ratio_low=low,
+        step_ratio_high=high,
+        num_steps_before=len(_lengths(before)),
+        num_steps_after=len(_lengths(after)),
+        kinds=_changes(before, after, lambda key: (key.op, None, None, None)),
+        communicators=_changes(before, after, lambda key: (None, key.communicator, None, None)),
+        collectives=_changes(before, after, lambda key: (key.op, key.communicator, key.num_bytes, key.num_ranks)),
         warnings=_warnings(before, after),
     )

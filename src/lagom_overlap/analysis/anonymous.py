@@ -78,7 +78,7 @@ class Anonymiser:
             events=self._events(trace.events, ops),
             calls=tuple(self._call(call) for call in trace.calls),
             gpu_name=" ".join(word for word in re.split(r"[\s\-]+", trace.gpu_name) if _GPU_WORD.fullmatch(word)),
-            nccl_version=found[0] if (found := _VERSION.match(trace.nccl_version)) else "",
+            nccl_version=version[0] if (version := _VERSION.match(trace.nccl_version)) else "",
             marked=tuple(replace(event, name=self._kernel(event.name, None)) for event in trace.marked),
             slow_launches=tuple(replace(call, name=self._launch(call)) for call in trace.slow_launches),
             warnings=tuple(_PATH.sub("…", _QUOTED.sub("…", text.replace(trace.file, file))) for text in trace.warnings),

@@ -57,6 +57,7 @@ _MAX_CELLS: Final = 2000
 _MAX_DRAWS: Final = 2**17
 """Draws that are held in memory at once."""
 _CONFIDENCE: Final = (2.5, 97.5)
+"""Percentiles: the ends of a 95 % interval."""
 
 
 def resampled_medians(values: Int64, edges: Int64, uniform: Uniform) -> Floats:
@@ -79,15 +80,15 @@ def resampled_sums(values: Int64, edges: Int64, uniform: Uniform) -> Floats:
         return sums
     drawn = np.minimum(count[several], _MAX_SAMPLE)
     starts = np.concatenate(([0], np.cumsum(drawn)[:-1]))
-    held = np.concatenate(
+    sample = np.concatenate(
         [_thinned(values[edges[cell] : edges[cell + 1]], size) for cell, size in zip(several, drawn, strict=True)]
     )
     offset, size = np.repeat(starts, drawn), np.repeat(drawn, drawn)
-    rows = max(1, _MAX_DRAWS // len(held))
+    rows = max(1, _MAX_DRAWS // len(sample))
     for first in range(0, NUM_RESAMPLES, rows):
         part = sums[first : first + rows]
-        picks = offset + (uniform.draw(len(part), len(held)) * size).astype(np.int64)
-        part[:, several] = np.add.reduceat(held[picks], starts, axis=1) * (count[several] / drawn)
+        picks = offset + (uniform.draw(len(part), len(sample)) * size).astype(np.int64)
+        part[:, several] = np.add.reduceat(sample[picks], starts, axis=1) * (count[several] / drawn)
     return sums
 
 

@@ -22,6 +22,7 @@ from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.trace.gpu_trace import NS_PER_S, UNKNOWN, CommCall, GpuTrace, Int64, KnobReach
 
 _MIN_RANKS: Final = 2
+"""A rank alone sends nothing: there is no rate to tell."""
 
 
 @dataclass(frozen=True, slots=True, order=True, kw_only=True)
@@ -122,22 +123,22 @@ def collective_rows(
     return tuple(sorted(rows, key=lambda row: (-row.total_ns, row.key)))
 
 
-def _row(key: CollectiveKey, held: list[tuple[CommCall, int, int | None]]) -> CollectiveRow:
-    durations = [call.duration_ns for call, _, _ in held]
+def _row(key: CollectiveKey, calls: list[tuple[CommCall, int, int | None]]) -> CollectiveRow:
+    durations = [call.duration_ns for call, _, _ in calls]
     total_ns = sum(durations)
-    waits = [wait for _, _, wait in held if wait is not None]
+    waits = [wait for _, _, wait in calls if wait is not None]
     waiting_ns = sum(waits) if waits else None  # a call without known peers counts as moving bytes all the time
-    kind = held[0][0].kind
+    kind = calls[0][0].kind
     return CollectiveRow(
         key=key,
         kind=kind,
-        count=len(held),
+        count=len(calls),
         total_ns=total_ns,
-        exposed_ns=sum(bare for _, bare, _ in held),
+        exposed_ns=sum(bare for _, bare, _ in calls),
         waiting_ns=waiting_ns,
         median_ns=float(np.median(durations)),
         min_ns=min(durations),
-        busbw_bytes_per_s=_busbw(key, kind, len(held), total_ns - (waiting_ns or 0)),
+        busbw_bytes_per_s=_busbw(key, kind, len(calls), total_ns - (waiting_ns or 0)),
     )
 
 

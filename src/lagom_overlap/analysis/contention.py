@@ -382,9 +382,9 @@ def _by_kernel(
     each = _slowdowns(cells, np.arange(len(cells.kernel)))
     worst = np.argsort([-slowdown.stretched_ns for slowdown in each], kind="stable")[:TOP_KERNELS].tolist()
     return total, tuple(
-        KernelSlowdown(name=held.name, kernel_class=held.kernel_class, grid=held.grid, found=each[at])
+        KernelSlowdown(name=kernel.name, kernel_class=kernel.kernel_class, grid=kernel.grid, found=each[at])
         for at in worst
-        for held in (kernels[int(cells.kernel[at])],)
+        for kernel in (kernels[int(cells.kernel[at])],)
     )
 
 

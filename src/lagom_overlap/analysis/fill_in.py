@@ -94,14 +94,14 @@ def _ratios(
     which = np.where(calls == UNKNOWN, UNKNOWN, number[calls])
     columns = np.column_stack((events.name[rows], events.grid[rows], events.block[rows], which))
     first, inverse = equal_rows(columns)
-    held = list(keys)
-    found = np.ones(len(first))
+    every_key = list(keys)
+    ratios = np.ones(len(first))
     for index, at in enumerate(first.tolist()):
         if which[at] == UNKNOWN:
             continue
         name, gx, gy, gz, bx, by, bz, key = columns[at].tolist()
         kernel = KernelKey(events.names[name], (gx, gy, gz), (bx, by, bz))
         length = int(events.end_ns[rows[at]] - events.start_ns[rows[at]])
-        row = rows_of_keys[held[key]]
-        found[index] = slowdown(kernel, length, key=row.key, kind=row.kind, comm_ns=row.median_ns)
-    return found[inverse]
+        row = rows_of_keys[every_key[key]]
+        ratios[index] = slowdown(kernel, length, key=row.key, kind=row.kind, comm_ns=row.median_ns)
+    return ratios[inverse]

@@ -33,6 +33,7 @@ from lagom_overlap.units import format_percent, format_seconds
 
 _JUMP_NS: Final = 10 * NS_PER_S
 _JUMP_RATIO: Final = 10
+"""A gap this long, and so many times as long as all the rest, is a clock that jumped. Chosen, not measured."""
 _MAX_NAMES: Final = 3
 """Names in a sentence; the others are counted."""
 _TORN: Final = 0.1
@@ -192,16 +193,16 @@ def _clock_warning(trace: GpuTrace) -> tuple[str, ...]:
 
 
 def _warnings(traces: Sequence[GpuTrace]) -> tuple[str, ...]:
-    found: list[str] = []
+    warnings: list[str] = []
     for trace in traces:
-        found.extend(f"{trace.file}: {text}" for text in trace.warnings)
+        warnings.extend(f"{trace.file}: {text}" for text in trace.warnings)
         if not len(trace.events):
             continue
         if not trace.steps:
-            found.append(f"{trace.file}: no profiler steps; the whole trace counts as one step")
-        found.extend(_clock_warning(trace))
+            warnings.append(f"{trace.file}: no profiler steps; the whole trace counts as one step")
+        warnings.extend(_clock_warning(trace))
     if any(trace.is_emulated for trace in traces):
-        found.append(
+        warnings.append(
             "emulated GPUs, nothing was measured: their times are a cost model's (lagom docs emulate), and the "
             "CPU's another clock's, so that what waited for the CPU is not known"
         )
@@ -209,28 +210,28 @@ def _warnings(traces: Sequence[GpuTrace]) -> tuple[str, ...]:
     gpus = sorted({trace.gpu_name for trace in traces if trace.gpu_name})
     if len(gpus) > 1 or len(worlds) > 1:
         what, named = ("GPUs", gpus) if len(gpus) > 1 else ("numbers of ranks", [str(num) for num in sorted(worlds)])
-        found.append(f"the traces name different {what} ({', '.join(named)}): they are added up as one job")
+        warnings.append(f"the traces name different {what} ({', '.join(named)}): they are added up as one job")
     known = {trace.rank for trace in traces if trace.rank is not None}
     if worlds and len(known) < max(worlds):
-        found.append(
+        warnings.append(
             f"{len(known)} of {max(worlds)} ranks given: one per parallel role suffices for exposure and contention; "
             "waiting for late peers shows only between ranks that are here"
         )
     repeated = sorted(rank for rank in known if sum(trace.rank == rank for trace in traces) > 1)
     if repeated:
-        found.append(f"rank {repeated[0]} comes more than once: its times are added up")
+        warnings.append(f"rank {repeated[0]} comes more than once: its times are added up")
     unfinished = [call for trace in traces for call in trace.calls if not call.is_finished]
     if unfinished:
         names = list(dict.fromkeys(f"{call.op} number {call.sequence} on {call.communicator}" for call in unfinished))
         more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-        found.append(
+        warnings.append(
             f"not ended when recorded, and in no count, time or bandwidth: {len(unfinished)} "
             f"call{'s' if len(unfinished) > 1 else ''}, {', '.join(names[:_MAX_NAMES])}{more}"
         )
     unsure = sum(call.op == "unknown" for trace in traces for call in trace.calls)
     if unsure:
-        found.append(f"{unsure} communicating events do not say which collective they are; their op is 'unknown'")
-    return tuple(dict.fromkeys(found))
+        warnings.append(f"{unsure} communicating events do not say which collective they are; their op is 'unknown'")
+    return tuple(dict.fromkeys(warnings))
 
 
 def _with_timeline(traces: Sequence[GpuTrace]) -> Sequence[GpuTrace]:
@@ -279,7 +280,7 @@ def analyse(traces: Sequence[GpuTrace], *, seed: int = 0, gpus_per_node: int | N
         raise ValueError("no trace to analyse, at least one is needed")
     every, traces = traces, [without_lead_in(trace) for trace in _with_timeline(traces)]
     occupations = [occupation_of(trace.events, knows_launches=not trace.is_emulated) for trace in traces]
-    exposed = [exposed_of_calls(trace, held) for trace, held in zip(traces, occupations, strict=True)]
+    exposed = [exposed_of_calls(trace, occupied) for trace, occupied in zip(traces, occupations, strict=True)]
     peers = peers_of(traces)
     waiting = waiting_of_calls(traces, peers)
     contention = contention_of(traces, occupations, seed)

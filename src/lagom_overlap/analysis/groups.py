@@ -2,8 +2,8 @@
 
 A *join* is a place where the computation waited for a collective: nothing computed, a collective ended, and within
 `NEAR_NS` the next kernel began, launched before that end where its launch is known (else it waited for the CPU). What
-lies between two joins of a step is a window; a collective belongs to the window in which most of it runs, and to none
-if no kernel runs during it at all: it is exposed whatever its settings. Equal windows are one group.
+lies between two joins of a step is a window; a collective belongs to the window in which most of it runs, also where no
+kernel runs during it: its setting is often that of calls which kernels hide. Equal windows are one group.
 
 Stable across steps and ranks: steps that run the same kernels during the same collectives vote, kernel by kernel, on
 where the joins are; a majority cuts all of them alike, so that one late kernel makes no new group.
@@ -164,15 +164,15 @@ def _steps_of(rank: RankFindings, index: int, numbers: dict[KernelKey, int]) -> 
     timed.sort(key=lambda at: (int(events.start_ns[calls[at].event]), at))
     call_start = np.array([events.start_ns[calls[at].event] for at in timed], dtype=np.int64)
     windows = [(step.start_ns, step.end_ns) for step in rank.steps]
-    found = []
+    steps = []
     for number, (start, end) in enumerate(windows):
         low, high = np.searchsorted(events.start_ns[rows], (start, end))
         first, last = np.searchsorted(call_start, (start, end))
         if high > low:
             mine = tuple(timed[first:last])
             keys = tuple(key_of(calls[at]) for at in mine)
-            found.append(_Step(index, number, kernel[low:high], rows[low:high], overlapped[low:high], mine, keys))
-    return found
+            steps.append(_Step(index, number, kernel[low:high], rows[low:high], overlapped[low:high], mine, keys))
+    return steps
 
 
 def _joins(rank: RankFindings, step: _Step) -> Bools:
@@ -189,31 +189,29 @@ def _joins(rank: RankFindings, step: _Step) -> Bools:
     ended = ends[np.maximum(at, 0)]
     near = (at >= 0) & (start[1:] - ended <= NEAR_NS) & (ended > busy_until)
     launch = events.launch_ns[rows][1:]
-    joined[1:] = near & ((launch == NO_TIME) | (launch <= ended))
+    # Emulated GPUs have a clock of their own, which says nothing of when the host launched.
+    joined[1:] = near & (rank.trace.is_emulated | (launch == NO_TIME) | (launch <= ended))
     return joined
 
 
 def _homes(rank: RankFindings, step: _Step, cuts: Sequence[int]) -> list[int]:
-    """For each call of a step the window in which most of it runs; -1 where no kernel runs during it."""
+    """For each call of a step the window in which most of it runs."""
     events = rank.trace.events
     begins = events.start_ns[step.kernel_rows[list(cuts[1:])]]
-    found = []
+    homes = []
     for at in step.calls:
         row = rank.trace.calls[at].event
         start, end = int(events.start_ns[row]), int(events.end_ns[row])
-        if rank.exposed_ns[at] >= end - start:
-            found.append(-1)
-            continue
         first, last = np.searchsorted(begins, (start, end), side="right")
         edges = [start, *begins[first:last].tolist(), end]
-        found.append(int(first) + int(np.argmax(np.diff(edges))))
-    return found
+        homes.append(int(first) + int(np.argmax(np.diff(edges))))
+    return homes
 
 
 def _mode(values: Sequence[int]) -> int:
     """The most frequent value; of equals the smallest."""
-    found, counts = np.unique(np.asarray(values), return_counts=True)
-    return int(found[np.argmax(counts)])
+    distinct, counts = np.unique(np.asarray(values), return_counts=True)
+    return int(distinct[np.argmax(counts)])
 
 
 def _windows(ranks: Sequence[RankFindings], steps: Sequence[_Step]) -> list[_Window]:
@@ -223,7 +221,7 @@ def _windows(ranks: Sequence[RankFindings], steps: Sequence[_Step]) -> list[_Win
     homes = [_homes(ranks[step.rank], step, cuts) for step in steps]
     home = [_mode(held) for held in zip(*homes, strict=True)]
     edges = [*cuts, len(steps[0].kernels)]
-    found = []
+    windows = []
     for step in steps:
         events, calls = ranks[step.rank].trace.events, ranks[step.rank].trace.calls
         for number, (first, last) in enumerate(pairwise(edges)):
@@ -233,8 +231,8 @@ def _windows(ranks: Sequence[RankFindings], steps: Sequence[_Step]) -> list[_Win
             ends = np.sort(events.end_ns[step.kernel_rows[first:last]])
             starts = events.start_ns[[calls[at].event for at in mine]]
             after = np.searchsorted(ends, starts, side="right")
-            found.append(_Window(step, first, last, mine, tuple(after.tolist())))
-    return found
+            windows.append(_Window(step, first, last, mine, tuple(after.tolist())))
+    return windows
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,15 +285,15 @@ def _group(
     times = [_times(ranks[window.step.rank], window) for window in windows]
     lengths_ns = np.median([_kernel_times(ranks[window.step.rank], window) for window in windows], axis=0)
     first = windows[0]
-    share = float(np.mean([found.comm_ends_last for found in times]))
+    share = float(np.mean([window_times.comm_ends_last for window_times in times]))
     keys = dict(zip(first.step.calls, first.step.call_keys, strict=True))
     after = np.median([window.starts_after for window in windows], axis=0)
-    lengths = np.median([found.comms for found in times], axis=0)
+    lengths = np.median([window_times.comms for window_times in times], axis=0)
     places = [[findings.places.of_calls[window.step.rank][at] for at in window.calls] for window in windows]
     waits = np.mean(
         [[ranks[window.step.rank].waiting_ns[at] or 0 for at in window.calls] for window in windows], axis=0
     )
-    shortest = np.minimum(lengths, np.min([found.comms for found in times], axis=0))
+    shortest = np.minimum(lengths, np.min([window_times.comms for window_times in times], axis=0))
     moving = np.maximum(shortest, lengths - waits)
     return TraceGroup(
         name=name,
@@ -307,23 +305,23 @@ def _group(
                 starts_after=int(begun),
                 median_ns=float(length),
                 moving_ns=float(moved),
-                places=tuple(sorted({place for place in found if place is not None})),
+                places=tuple(sorted({place for place in own_places if place is not None})),
             )
-            for at, begun, length, moved, found in zip(
+            for at, begun, length, moved, own_places in zip(
                 first.calls, after, lengths, moving, zip(*places, strict=True), strict=True
             )
         ),
         num_occurrences=len(windows),
         per_step=len(windows) / num_steps,
-        makespan_ns=float(np.median([found.makespan for found in times])),
-        comp_ns=float(np.median([found.comp for found in times])),
-        comm_ns=float(np.median([sum(found.comms) for found in times])),
-        exposed_ns=float(np.median([found.exposed for found in times])),
+        makespan_ns=float(np.median([window_times.makespan for window_times in times])),
+        comp_ns=float(np.median([window_times.comp for window_times in times])),
+        comm_ns=float(np.median([sum(window_times.comms) for window_times in times])),
+        exposed_ns=float(np.median([window_times.exposed for window_times in times])),
         bound=BoundBy.COMMUNICATION if share > _MAJORITY else BoundBy.COMPUTE,
         agreement=max(share, 1 - share),
         occurrences=tuple(
-            (window.step.rank, found.start, found.start + found.makespan)
-            for window, found in zip(windows, times, strict=True)
+            (window.step.rank, window_times.start, window_times.start + window_times.makespan)
+            for window, window_times in zip(windows, times, strict=True)
         ),
     )
 
@@ -370,28 +368,28 @@ class GroupedTrace:
 
 def grouped(findings: Findings) -> GroupedTrace:
     """The groups, and each half of their windows by the same medians."""
-    found, kernels, num_steps = _windows_by_group(findings)
+    by_name, kernels, num_steps = _windows_by_group(findings)
 
     def group(name: str, windows: Sequence[_Window]) -> TraceGroup:
         return _group(name, windows, findings, kernels, num_steps)
 
     halves: tuple[dict[str, TraceGroup], dict[str, TraceGroup]] = {}, {}
-    for name, windows in found.items():
+    for name, windows in by_name.items():
         parts = _halved(windows, findings.ranks)
         if all(parts):
             for half, part in zip(halves, parts, strict=True):
                 half[name] = group(name, part)
     return GroupedTrace(
-        groups=tuple(group(name, windows) for name, windows in found.items()),
+        groups=tuple(group(name, windows) for name, windows in by_name.items()),
         halves=halves,
-        drifts_s={name: _drift_s(windows, findings.ranks) for name, windows in found.items()},
+        drifts_s={name: _drift_s(windows, findings.ranks) for name, windows in by_name.items()},
     )
 
 
 def overlap_groups(findings: Findings) -> tuple[TraceGroup, ...]:
     """The overlap groups of a job's traces in order of first occurrence; the same traces give the same groups."""
-    found, kernels, num_steps = _windows_by_group(findings)
-    return tuple(_group(name, windows, findings, kernels, num_steps) for name, windows in found.items())
+    by_name, kernels, num_steps = _windows_by_group(findings)
+    return tuple(_group(name, windows, findings, kernels, num_steps) for name, windows in by_name.items())
 
 
 def _windows_by_group(findings: Findings) -> tuple[dict[str, list[_Window]], list[KernelKey], int]:
@@ -402,8 +400,8 @@ def _windows_by_group(findings: Findings) -> tuple[dict[str, list[_Window]], lis
     for step in steps:
         alike[step.kernels.tobytes(), step.call_keys].append(step)
     groups: dict[object, list[_Window]] = defaultdict(list)
-    for held in alike.values():
-        for window in _windows(findings.ranks, held):
+    for alike_steps in alike.values():
+        for window in _windows(findings.ranks, alike_steps):
             keys = dict(zip(window.step.calls, window.step.call_keys, strict=True))
             ran = window.step.kernels[window.first : window.last].tobytes()
             groups[ran, tuple(keys[at] for at in window.calls)].append(window)

@@ -56,10 +56,10 @@ def hangs_of(traces: Sequence[GpuTrace]) -> tuple[Hang, ...]:
                 rank = at if trace.rank is None else trace.rank
                 groups[call.communicator, call.ranks][rank][call.sequence] = call
     given = {trace.rank for trace in traces if trace.rank is not None}
-    found = [hang for group, ranks in groups.items() if (hang := _first_of(group, ranks, given)) is not None]
-    found += _pairs_that_stand(traces, given)
-    found.sort(key=lambda hang: not hang.rank_is_at_fault)
-    return tuple(found)
+    hangs = [hang for group, ranks in groups.items() if (hang := _first_of(group, ranks, given)) is not None]
+    hangs += _pairs_that_stand(traces, given)
+    hangs.sort(key=lambda hang: not hang.rank_is_at_fault)
+    return tuple(hangs)
 
 
 def _pairs_that_stand(traces: Sequence[GpuTrace], given: set[int]) -> list[Hang]:

@@ -158,17 +158,17 @@ def marked_windows(trace: GpuTrace) -> tuple[tuple[int, int, int], ...]:
         step = np.where(
             np.cumsum(known & (events.stream == _main_stream(events))) == 0, np.where(known, step, -1), step
         )
-    found: list[tuple[int, int]] = []
+    windows: list[tuple[int, int]] = []
     for index, cpu_step in enumerate(trace.steps):
         mine = works & (step == index)
         starts = events.start_ns[mine]
         if np.any(mine[main]):
             before = main[step[main] < index]
             starts = starts[starts >= (events.end_ns[before].max() if len(before) else starts[0])]
-        if len(starts) and (not found or starts[0] > found[-1][1]):
-            found.append((cpu_step.number, int(starts[0])))
-    ends = [*(start for _, start in found[1:]), last_end][: len(found)]
-    return tuple((number, start, end) for (number, start), end in zip(found, ends, strict=True))
+        if len(starts) and (not windows or starts[0] > windows[-1][1]):
+            windows.append((cpu_step.number, int(starts[0])))
+    ends = [*(start for _, start in windows[1:]), last_end][: len(windows)]
+    return tuple((number, start, end) for (number, start), end in zip(windows, ends, strict=True))
 
 
 def step_windows(trace: GpuTrace) -> tuple[tuple[int, int, int], ...]:

@@ -25,6 +25,7 @@ PHASE, GROUP, WIRE = "phase", "group", "wire"
 """What a part is one of."""
 WITHIN, BETWEEN = "within a node", "between nodes"
 _USUAL_GPUS: Final = 8
+"""GPUs of a node where the trace does not say: as on DGX and HGX machines."""
 _PHASES: Final = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 
 
@@ -99,7 +100,7 @@ def phase_mask(trace: GpuTrace, phase: Phase) -> Bools:
     launch = trace.events.launch_ns
     at = np.where(launch == NO_TIME, trace.events.start_ns, launch) if trace.is_cpu else launch
     known: Bools = at != NO_TIME
-    inside = {held: _within(trace, held, at) for held in (Phase.BACKWARD, Phase.OPTIMIZER)}
+    inside = {of_phase: _within(trace, of_phase, at) for of_phase in (Phase.BACKWARD, Phase.OPTIMIZER)}
     if phase is Phase.FORWARD:
         mask: Bools = known & ~inside[Phase.BACKWARD] & ~inside[Phase.OPTIMIZER]
     elif phase is Phase.BACKWARD:

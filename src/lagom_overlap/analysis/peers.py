@@ -22,6 +22,7 @@ from lagom_overlap.trace.gpu_trace import NS_PER_S, UNKNOWN, GpuTrace, Int64
 from lagom_overlap.units import format_seconds
 
 _MIN_RANKS: Final = 2
+"""There is nothing to compare with below."""
 _TOGETHER: Final = frozenset({CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER})
 """Kinds that no rank leaves before all have come, and that give all ranks alike."""
 _APART_NS: Final = 200_000
@@ -80,8 +81,8 @@ def peers_of(traces: Sequence[GpuTrace]) -> Peers:
     agreed = _agree(traces)
     own = [_own_names(trace) for trace in traces]
     count: Counter[CallName] = Counter()
-    for trace, held in zip(traces, own, strict=True):
-        count.update(name for call, name in zip(trace.calls, held, strict=True) if call.is_finished)
+    for trace, call_names in zip(traces, own, strict=True):
+        count.update(name for call, name in zip(trace.calls, call_names, strict=True) if call.is_finished)
     names = [
         tuple(
             name
@@ -90,13 +91,14 @@ def peers_of(traces: Sequence[GpuTrace]) -> Peers:
             and call.kind is not CollectiveKind.SEND_RECV
             and _MIN_RANKS <= count[name] <= (call.num_ranks or count[name])
             else None
-            for call, name in zip(trace.calls, held, strict=True)
+            for call, name in zip(trace.calls, call_names, strict=True)
         )
-        for trace, held in zip(traces, own, strict=True)
+        for trace, call_names in zip(traces, own, strict=True)
     ]
     apart, warnings = _ends(traces, names)
     return Peers(
-        names=tuple(tuple(None if name in apart else name for name in held) for held in names), warnings=warnings
+        names=tuple(tuple(None if name in apart else name for name in call_names) for call_names in names),
+        warnings=warnings,
     )
 
 
@@ -106,9 +108,9 @@ def _ends(
     """(calls that end apart, sentences about them and about clocks)."""
     ends: list[dict[CallName, int]] = []
     shortest: dict[CallName, int] = {}
-    for trace, held in zip(traces, names, strict=True):
+    for trace, call_names in zip(traces, names, strict=True):
         mine: dict[CallName, int] = {}
-        for call, name in zip(trace.calls, held, strict=True):
+        for call, name in zip(trace.calls, call_names, strict=True):
             if name is not None and call.event != UNKNOWN and call.kind in _TOGETHER:
                 mine[name] = int(trace.events.end_ns[call.event])
                 shortest[name] = min(call.duration_ns, shortest.get(name, call.duration_ns))

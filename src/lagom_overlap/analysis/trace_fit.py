@@ -57,19 +57,19 @@ class TraceFit(Fit):
     def makespans_s(self) -> dict[str, float]:
         """The simulated makespans by group."""
         return {
-            held.group.name: exp(left) * held.makespan_s
-            for held, left in zip(self.job.groups, self.log_residuals, strict=True)
+            traced.group.name: exp(left) * traced.makespan_s
+            for traced, left in zip(self.job.groups, self.log_residuals, strict=True)
         }
 
 
 def default_of(traced: TracedGroup, model: ContentionModel) -> tuple[CommConfig, ...]:
     """What the trace ran: its channels, all else as the model's default."""
     most = model.cluster.gpu.num_sms - 1
-    found = []
+    configs = []
     for comm, channels in zip(traced.group.comms, traced.channels, strict=True):
         default = replace(model.default_config(comm.collective), num_threads=None)
-        found.append(replace(default, num_channels=min(most, channels)) if channels else default)
-    return tuple(found)
+        configs.append(replace(default, num_channels=min(most, channels)) if channels else default)
+    return tuple(configs)
 
 
 def _scaled_link(link: ByLink, scale: float) -> ByLink:
@@ -107,11 +107,13 @@ def _time_of(kind: CollectiveKind) -> str:
     return f"time.{kind.value}"
 
 
-def _slowdown_of(held: KernelClass) -> str:
-    return f"slowdown.{held.value}"
+def _slowdown_of(kernel_class: KernelClass) -> str:
+    return f"slowdown.{kernel_class.value}"
 
 
-def _slowed(traced: TracedGroup, values: Mapping[str, float], made: dict[tuple[Kernel, float], Kernel]) -> OverlapGroup:
+def _slowed(
+    traced: TracedGroup, values: Mapping[str, float], scaled: dict[tuple[Kernel, float], Kernel]
+) -> OverlapGroup:
     """The group with its classes' factors in the kernels whose time alone was measured."""
     computations = []
     for op, was in zip(traced.group.computations, traced.ops, strict=True):
@@ -120,22 +122,26 @@ def _slowed(traced: TracedGroup, values: Mapping[str, float], made: dict[tuple[K
             computations.append(op)
             continue
         key = op.work, scale
-        work = made.get(key) or made.setdefault(key, replace(op.work, slowdown_scale=scale))
+        work = scaled.get(key) or scaled.setdefault(key, replace(op.work, slowdown_scale=scale))
         computations.append(CompOp(name=op.name, work=work))
     return replace(traced.group, computations=tuple(computations))
 
 
 def _constants(traced: Sequence[TracedGroup], model: ContentionModel) -> list[Constant]:
     cluster, profile = model.cluster, model.profile
-    spans = {cluster.num_nodes_of(comm.collective.num_ranks) > 1 for held in traced for comm in held.group.comms}
-    found = []
+    spans = {
+        cluster.num_nodes_of(comm.collective.num_ranks) > 1
+        for traced_group in traced
+        for comm in traced_group.group.comms
+    }
+    constants = []
     for between, name, link in ((False, "intra", cluster.intra), (True, "inter", cluster.inter)):
         if between in spans:
             rate = link.bytes_per_s
-            found.append(Constant(f"{name}.bytes_per_s", rate, rate / 100, rate * 20))
+            constants.append(Constant(f"{name}.bytes_per_s", rate, rate / 100, rate * 20))
     channel = profile.for_gpu(cluster.gpu).channel_bytes_per_s
     return [
-        *found,
+        *constants,
         Constant("channel_bytes_per_s", channel, channel / 100, channel * 10),
         Constant("latency_scale", 1.0, 0.05, 50.0),
         *(Constant(name, 1.0, 1 / _MOST_SCALE, _MOST_SCALE) for name in _scales(traced)),
@@ -146,21 +152,23 @@ def _scales(traced: Sequence[TracedGroup]) -> list[str]:
     """The factors that the groups can say something of: classes that were slowed, kinds next to the heaviest one."""
     classes: dict[KernelClass, None] = {}
     weights: dict[CollectiveKind, float] = defaultdict(float)
-    for held in traced:
-        classes |= {op.kernel_class: None for op in held.ops if op is not None and op.is_slowed and not op.is_estimated}
-        for comm, comm_s in zip(held.group.comms, held.comm_s, strict=True):
-            weights[comm.collective.kind] += comm_s * held.source.per_step
+    for traced_group in traced:
+        classes |= {
+            op.kernel_class: None for op in traced_group.ops if op is not None and op.is_slowed and not op.is_estimated
+        }
+        for comm, comm_s in zip(traced_group.group.comms, traced_group.comm_s, strict=True):
+            weights[comm.collective.kind] += comm_s * traced_group.source.per_step
     kinds = sorted(weights, key=lambda kind: -weights[kind])[1:]
     return [*map(_slowdown_of, classes), *map(_time_of, kinds)]
 
 
 def _class_sums(traced: TracedGroup, lengths_s: Sequence[float]) -> dict[KernelClass, float]:
     """Seconds by class of the kernels that a collective slowed and whose time alone was measured."""
-    found: dict[KernelClass, float] = defaultdict(float)
+    sums: dict[KernelClass, float] = defaultdict(float)
     for op, length_s in zip(traced.ops, lengths_s, strict=True):
         if op is not None and op.is_slowed and not op.is_estimated:
-            found[op.kernel_class] += length_s
-    return found
+            sums[op.kernel_class] += length_s
+    return sums
 
 
 def _residuals(
@@ -172,7 +180,10 @@ def _residuals(
     num_comms = len(traced.comm_s)
     ours = _class_sums(traced, lengths[num_comms:])
     theirs = _class_sums(traced, [0.0 if op is None else op.measured_s for op in traced.ops])
-    pairs = [*zip(lengths[:num_comms], traced.comm_s, strict=True), *((ours[held], theirs[held]) for held in theirs)]
+    pairs = [
+        *zip(lengths[:num_comms], traced.comm_s, strict=True),
+        *((ours[kernel_class], theirs[kernel_class]) for kernel_class in theirs),
+    ]
     parts = [_PART_WEIGHT * log(mine / measured) if measured > 0 else 0.0 for mine, measured in pairs]
     return [log(max(ends) / traced.makespan_s), *parts]
 
@@ -181,16 +192,16 @@ def _fitted(traced: Sequence[TracedGroup], model: ContentionModel) -> tuple[Fitt
     heaviest = _heaviest(traced)
     constants = _constants(heaviest, model)
     names = [constant.name for constant in constants]
-    defaults = [default_of(held, model) for held in heaviest]
-    made: dict[tuple[Kernel, float], Kernel] = {}
+    defaults = [default_of(traced_group, model) for traced_group in heaviest]
+    scaled: dict[tuple[Kernel, float], Kernel] = {}
 
     def residuals(values: Sequence[float]) -> list[float]:
         tried = dict(zip(names, values, strict=True))
-        found = model_with(model, tried)
+        tried_model = model_with(model, tried)
         return [
             left
-            for held, default in zip(heaviest, defaults, strict=True)
-            for left in _residuals(held, _slowed(held, tried, made), found, default)
+            for traced_group, default in zip(heaviest, defaults, strict=True)
+            for left in _residuals(traced_group, _slowed(traced_group, tried, scaled), tried_model, default)
         ]
 
     return fit_constants(residuals, constants, tolerance=_TOLERANCE, max_steps=_MAX_STEPS)
@@ -198,11 +209,13 @@ def _fitted(traced: Sequence[TracedGroup], model: ContentionModel) -> tuple[Fitt
 
 def _heaviest(traced: Sequence[TracedGroup]) -> list[TracedGroup]:
     """The groups that a fit looks at."""
-    by_weight = sorted(traced, key=lambda held: -held.makespan_s * held.source.per_step)
-    most = accumulate(len(held.ops) for held in by_weight)
-    return [held for at, (held, num) in enumerate(zip(by_weight, most, strict=True)) if not at or num <= MAX_KERNELS][
-        :MAX_GROUPS
-    ]
+    by_weight = sorted(traced, key=lambda traced_group: -traced_group.makespan_s * traced_group.source.per_step)
+    most = accumulate(len(traced_group.ops) for traced_group in by_weight)
+    return [
+        traced_group
+        for at, (traced_group, num) in enumerate(zip(by_weight, most, strict=True))
+        if not at or num <= MAX_KERNELS
+    ][:MAX_GROUPS]
 
 
 def fit_trace(

@@ -17,6 +17,7 @@ from lagom_overlap.trace.gpu_trace import GpuTrace
 _FEWEST_SMS: Final = 4
 """A slice of a GPU with fewer is nothing that the model of channels and waves is made for."""
 _USUAL_NODE: Final = 8
+"""GPUs of a node of the presets that may stand for a traced machine."""
 _NEAR: Final = 2.0
 """A GPU with more than twice or less than half the SMs is no stand-in. Chosen, not measured."""
 

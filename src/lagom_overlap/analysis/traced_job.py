@@ -109,7 +109,7 @@ def bases_alone(findings: Findings, half: int | None = None) -> dict[KernelKey, 
             mine = part if half is None or by_step else part[half::2]
             runs[KernelKey(events.names[name], (gx, gy, gz), (bx, by, bz))].extend(mine.tolist())
     enough = MIN_ALONE if half is None else -(-MIN_ALONE // 2)
-    return {key: float(np.median(held)) for key, held in runs.items() if len(held) >= enough}
+    return {key: float(np.median(alone)) for key, alone in runs.items() if len(alone) >= enough}
 
 
 def _rounded(value: float) -> float:
@@ -218,13 +218,13 @@ def traced_job(
     With a `half` (0 or 1) kernels' times alone are of that half of the trace only, as those of the groups must be.
     """
     builder = _Builder(bases_alone(findings, half), {row.key: row.kind for row in findings.rows}, model, scales)
-    found = [builder.built(group) for group in groups]
+    built = [builder.built(group) for group in groups]
     rare = [group for group in groups if group.per_step < 1] if half is None else []
-    sentences = [held for held in found if isinstance(held, str)]
+    sentences = [one for one in built if isinstance(one, str)]
     if rare:
         whole = sum(group.makespan_ns * group.per_step for group in rare) / NS_PER_S
         sentences.append(
             f"{len(rare)} groups occur in some steps or ranks only ({format_seconds(whole)} per step of the average "
             "rank); each counts as once per step"
         )
-    return TracedJob(groups=tuple(held for held in found if isinstance(held, TracedGroup)), left_out=tuple(sentences))
+    return TracedJob(groups=tuple(one for one in built if isinstance(one, TracedGroup)), left_out=tuple(sentences))

@@ -15,6 +15,7 @@ from lagom_overlap.trace.gpu_trace import ROLE_CODES, UNKNOWN, EventRole, Int64,
 MAX_SPANS: Final = 200_000
 """Spans of a file in all; beyond, the shortest GPU events are left out."""
 _MAX_NAME: Final = 160
+"""Characters of a kernel's name that Perfetto is given: templates have thousands."""
 
 GroupSpan = tuple[str, int, int, int]
 """One occurrence of an overlap group: name, start and end in the trace's ns, index of the rank among the findings'."""
@@ -24,8 +25,8 @@ def _short(name: str) -> str:
     return name if len(name) <= _MAX_NAME else name[: _MAX_NAME - 1] + "…"
 
 
-def _spans(found: Intervals, name: str, kind: SpanKind, stream: str, origin_ns: int) -> Iterator[Span]:
-    for start, end in zip(found.start_ns.tolist(), found.end_ns.tolist(), strict=True):
+def _spans(intervals: Intervals, name: str, kind: SpanKind, stream: str, origin_ns: int) -> Iterator[Span]:
+    for start, end in zip(intervals.start_ns.tolist(), intervals.end_ns.tolist(), strict=True):
         yield Span(
             name=name,
             kind=kind,

@@ -124,14 +124,14 @@ def _reshaped(axes: _Axes, arguments: Arguments, outputs: Sequence[torch.Tensor]
     writes: list[int | None] = [None] * len(after)
     i = j = 0
     while i < len(before) and j < len(after):
-        first_in, first_out, held, made = i, j, before[i], after[j]
-        while held != made:
-            if held < made:
+        first_in, first_out, size_in, size_out = i, j, before[i], after[j]
+        while size_in != size_out:
+            if size_in < size_out:
                 i += 1
-                held *= before[i]
+                size_in *= before[i]
             else:
                 j += 1
-                made *= after[j]
+                size_out *= after[j]
         first_in = next((d for d in range(first_in, i) if before[d] > 1), i)
         first_out = next((d for d in range(first_out, j) if after[d] > 1), j)
         axis = axes.new(gcd(before[first_in], after[first_out]))

@@ -26,6 +26,7 @@ from lagom_overlap.units import MIB
 
 FIRST_BUCKET_BYTES: Final = MIB
 BUCKET_MIB: Final = 25
+"""DDP's first bucket and the others, where the job says no other (torch 2.13, `bucket_cap_mb`)."""
 
 
 @dataclass(slots=True)
@@ -68,9 +69,9 @@ def bucket_sizes(parameters: list[nn.Parameter], first_bytes: int, cap_bytes: in
     return [*full, *(bucket for bucket, _ in open_of.values())]
 
 
-def _split(flat: torch.Tensor, held: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+def _split(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """The parts of a buffer, one per tensor."""
-    parts: tuple[torch.Tensor, ...] = flat.split([one.numel() for one in held])  # type: ignore[no-untyped-call]  # torch's
+    parts: tuple[torch.Tensor, ...] = flat.split([one.numel() for one in tensors])  # type: ignore[no-untyped-call]  # torch's
     return parts
 
 
@@ -84,10 +85,10 @@ def _init(self: Any, module: nn.Module, *_: Any, **options: Any) -> None:
         raise JobError("DistributedDataParallel: no parameter of the module needs a gradient")
     cap = options.get("bucket_cap_mb") or BUCKET_MIB
     buckets = []
-    for held in bucket_sizes(list(reversed(parameters)), min(FIRST_BUCKET_BYTES, int(cap * MIB)), int(cap * MIB)):
-        flat = torch.zeros(sum(one.numel() for one in held), dtype=held[0].dtype, device=held[0].device)
-        parts = _split(flat, held)
-        buckets.append(_Bucket(held, flat, [part.view_as(one) for part, one in zip(parts, held, strict=True)]))
+    for tensors in bucket_sizes(list(reversed(parameters)), min(FIRST_BUCKET_BYTES, int(cap * MIB)), int(cap * MIB)):
+        flat = torch.zeros(sum(one.numel() for one in tensors), dtype=tensors[0].dtype, device=tensors[0].device)
+        parts = _split(flat, tensors)
+        buckets.append(_Bucket(tensors, flat, [part.view_as(one) for part, one in zip(parts, tensors, strict=True)]))
     state = _State(
         group=group,
         buckets=buckets,

@@ -31,6 +31,7 @@ from lagom_overlap.workload.issued import IssuedStep
 from lagom_overlap.workload.streams import COMPUTE, DDP_REDUCER, FSDP2
 
 MAX_RANKS: Final = 1 << 20
+"""Chosen, far above any job that is known."""
 
 _READS_ONE: Final = "aten::_local_scalar_dense"
 _FINDS: Final = "aten::nonzero"
@@ -291,14 +292,12 @@ def capture_step(
     rank: int = 0,
     name: str = "step",
     world_name: str | None = None,
-    warm_up: bool = False,
 ) -> IssuedStep:
     """Captures one step of what `build` makes, on rank `rank` of `num_ranks`.
 
     `build` is called in the fake world, under FakeTensorMode: it may call `init_device_mesh("cpu", ...)`, `new_group`,
-    `fully_shard` and so on; no tensor it makes takes memory. With `warm_up` one whole step runs unrecorded first, for
-    models that do something else the first time. `world_name` is what the group of all ranks is called; by default the
-    mesh dimension that spans them, where parameters are distributed over one.
+    `fully_shard` and so on; no tensor it makes takes memory. `world_name` is what the group of all ranks is called; by
+    default the mesh dimension that spans them, where parameters are distributed over one.
 
     Raises:
         JobError: if ranks are out of range, or `build` returns no `TrainingStep`.
@@ -319,8 +318,6 @@ def capture_step(
         record = _Record(recorder, whereabouts, streams, step.read_value)
         with record.paused(), record:  # what reads values is answered here, too
             _make_optimizer_state(step)
-            if warm_up:
-                _run(step, Whereabouts(step.model))
         recorder.add_parameters(_local(parameter) for parameter in step.model.parameters())
         for optimizer in step.optimizers:
             for tensor in _state_tensors(optimizer):
@@ -335,10 +332,10 @@ def capture_step(
         return replace(issued, notes=(*issued.notes, *_remarks(step.model, issued)))
 
 
-def _remarks(model: nn.Module, found: IssuedStep) -> Iterator[str]:
+def _remarks(model: nn.Module, step: IssuedStep) -> Iterator[str]:
     """What a user should know of a capture: nothing is sharded, or a compiler was left out."""
-    if found.num_ranks > 1 and not found.iteration.comms:
-        yield UNSHARDED.format(ranks=found.num_ranks)
+    if step.num_ranks > 1 and not step.iteration.comms:
+        yield UNSHARDED.format(ranks=step.num_ranks)
     compiled = sum(
         module._compiled_call_impl is not None or isinstance(module, torch._dynamo.eval_frame.OptimizedModule)
         for module in model.modules()

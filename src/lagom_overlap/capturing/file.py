@@ -45,6 +45,7 @@ VERSION: Final = 1
 MAX_FILE_BYTES: Final = 1 << 29
 """A file that unpacks to more than 512 MiB is refused; a step of 20,000 operators has about 15 MB."""
 MAX_OPS: Final = 1_000_000
+"""Chosen, far above any step that is known, so that a damaged file cannot allocate more."""
 
 _Name = Annotated[str, Meta(max_length=1000)]
 _Count = Annotated[int, Meta(ge=0, le=1 << 62)]

@@ -86,7 +86,6 @@ def capture_fx(
     function: Callable[..., Any],
     example_inputs: Sequence[Any],
     *,
-    num_ranks: int | None = None,
     model: torch.nn.Module | None = None,
     name: str = "fx",
     is_fake: bool = False,
@@ -95,9 +94,8 @@ def capture_fx(
 
     Inputs that require a gradient count as parameters. With `is_fake` nothing is computed and inputs may be of any
     size; without, the function runs once on the inputs as they are, collectives included. `model` names modules and
-    layers. A default process group must exist; `num_ranks` defaults to its size.
+    layers. A default process group must exist.
     """
-    ranks = torch.distributed.get_world_size() if num_ranks is None else num_ranks
     whereabouts = Whereabouts(model)
 
     def noted(*inputs: Any) -> Any:
@@ -108,7 +106,10 @@ def capture_fx(
     with whereabouts, mode:
         graph_module = make_fx(noted)(*example_inputs)
     parameters = [isinstance(value, torch.Tensor) and value.requires_grad for value in example_inputs]
-    return FxCapture(graph_module, capture_graph(graph_module, num_ranks=ranks, name=name, parameters=parameters))
+    return FxCapture(
+        graph_module,
+        capture_graph(graph_module, num_ranks=torch.distributed.get_world_size(), name=name, parameters=parameters),
+    )
 
 
 def capture_graph(

@@ -143,16 +143,16 @@ class _Reader:
         outputs = tensors_in(node.meta.get("val"))
         if not outputs:
             return
-        found = call_axes(func, arguments, outputs)
+        axes_of_call = call_axes(func, arguments, outputs)
         source = {id(_tensor(other)): self.value_of(other) for other in node.all_input_nodes}
-        inputs = tuple(Operand(source[id(tensor)], axes) for tensor, axes in found.inputs)
+        inputs = tuple(Operand(source[id(tensor)], axes) for tensor, axes in axes_of_call.inputs)
         read = {operand.value for operand in inputs}
         unread = [(tensor, self.value_of(other)) for other in node.all_input_nodes for tensor in [_tensor(other)]]
         inputs += tuple(
             Operand(value, (None,) * tensor.dim()) for tensor, value in unread if value not in read and tensor.numel()
         )
         is_view = func.is_view or func._schema.name.rpartition("::")[2] in _VIEWS
-        values = self._outputs(node, outputs, found.outputs, found.summed)
+        values = self._outputs(node, outputs, axes_of_call.outputs, axes_of_call.summed)
         if is_view:
             for operand in values:
                 old = self.values[operand.value]
@@ -166,8 +166,8 @@ class _Reader:
                 name=node.name,
                 inputs=inputs,
                 outputs=values,
-                sizes=found.sizes,
-                is_linear=found.is_linear,
+                sizes=axes_of_call.sizes,
+                is_linear=axes_of_call.is_linear,
                 work=None if is_view else work_of(short, arguments, tensors, outputs),
                 origin=node.meta.get(ORIGIN, NO_ORIGIN),
             )

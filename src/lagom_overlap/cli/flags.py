@@ -18,6 +18,7 @@ RESTARTS: Final = 6
 LEAST_RESTARTS: Final = 6
 """The fewest by which a clear gain is proven at an error rate of 5 %: see verbs/prove.py."""
 MOST_RESTARTS: Final = 50
+"""Chosen: a hundred starts of a training job are days."""
 MAX_JOBS: Final = 64
 """Processes that `analyze` reads with."""
 LISTED: Final = ("models", "clusters", "gpus", "frameworks", "tuners", "planners")

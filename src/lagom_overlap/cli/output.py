@@ -16,6 +16,7 @@ from lagom_overlap.cli.stdout import encoding, say
 LEAST_WIDTH: Final = 24
 """Columns that no table does without; a narrower terminal breaks the lines itself."""
 _MAX_DIGITS: Final = 6
+"""A COLUMNS of more digits is no width."""
 EXIT_UNWRITTEN: Final = 2
 """The result was printed, and a file of it could not be written."""
 WIDTH: Final = 80

@@ -8,6 +8,7 @@ from typing import Final, Self
 from lagom_overlap.stderr import write_lines
 
 EVERY_S: Final = 10.0
+"""Seconds between lines where there is no terminal: a log stays short, and nobody takes the silence for a hang."""
 
 
 def is_terminal() -> bool:

@@ -9,7 +9,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from lagom_overlap.cli.output import show
 from lagom_overlap.cli.progress import PlainLines, is_terminal
-from lagom_overlap.cli.stdout import say
+from lagom_overlap.cli.stdout import named, say
 from lagom_overlap.cli.typed import typed
 from lagom_overlap.errors import JobError
 from lagom_overlap.interrupts import exit_code
@@ -140,4 +140,5 @@ def _plan_line(arguments: argparse.Namespace) -> str:
 def _say_files(written: tuple[Path, ...]) -> None:
     files = {path.name: path for path in written}
     if files:
-        say(f"\nReport: {files['report.html']}\nTimeline (Perfetto): {files['timeline.json']}")
+        say("\n" + named(files["report.html"], "Report"))
+        say(named(files["timeline.json"], "Timeline (Perfetto)"))

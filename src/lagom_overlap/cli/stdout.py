@@ -3,16 +3,23 @@
 import contextlib
 import os
 import sys
+from pathlib import Path
 from typing import Final, TextIO
 
 from lagom_overlap.errors import OutputError
 
-_CONTROLS: Final = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - set(map(ord, "\n\t")), "\ufffd")
+REPLACED: Final = "\ufffd"
+_CONTROLS: Final = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - set(map(ord, "\n\t")), REPLACED)
 
 
 def visible(text: str) -> str:
     """A text out of somebody's file, for a terminal: what would steer it is made visible."""
     return text.translate(_CONTROLS)
+
+
+def named(path: Path, what: str) -> str:
+    """A line that says where a file is: a folder's name may hold what ends a line."""
+    return f"{what}: {visible(str(path)).replace(chr(10), REPLACED)}"
 
 
 def say(text: str) -> None:

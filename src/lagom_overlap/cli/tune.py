@@ -12,7 +12,7 @@ from rich.text import Text
 
 from lagom_overlap.cli.output import EXIT_UNWRITTEN, show
 from lagom_overlap.cli.progress import PlainLines, is_terminal
-from lagom_overlap.cli.stdout import say
+from lagom_overlap.cli.stdout import named, say
 from lagom_overlap.errors import JobError
 from lagom_overlap.interrupts import exit_code
 from lagom_overlap.jobfile.job import join_launched
@@ -103,8 +103,8 @@ def tune(request: TuneRequest, *, as_json: bool, details: bool) -> int:
     else:
         show(verdict_panel(result), changes(result, details=details))
         files = {path.name: path for path in result.files}
-        named = (("Report", "report.html"), ("Timeline (Perfetto)", "timeline.json"))
-        say("\n" + "\n".join(f"{what}: {files[name]}" for what, name in named if name in files))
+        kinds = (("Report", "report.html"), ("Timeline (Perfetto)", "timeline.json"))
+        say("\n" + "\n".join(named(files[name], what) for what, name in kinds if name in files))
         folder = shlex.quote(str(result.folder)) if result.folder is not None else "RUN"
         first, *others = next_commands(result, folder)
         said = [f"Next: {first}", *(f"Or:   {line}" for line in others if line != UNDO)]

@@ -70,10 +70,12 @@ from lagom_overlap.units import KIB
 FIFO_STEPS: Final = 8
 """Steps of a channel's FIFO; in the Simple protocol 8 x 512 KiB = 4 MiB."""
 MIN_SLICE_BYTES: Final = 32 * KIB
+"""A chunk up to this size is one slice."""
 MIN_BYTES_PER_THREAD: Final = 16
 """One 16-byte load per thread: the kernel makes no smaller chunk."""
 
 _ENDLESS_BYTES_PER_S: Final = 1e30
+"""A link that takes no time, so that what is left is everything else."""
 COPY_TOUCHES: Final = 2.0
 """Memory bytes per wire byte of a copy engine: read here, written there."""
 

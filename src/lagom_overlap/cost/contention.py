@@ -48,30 +48,6 @@ def eq1_makespan(comp_end_s: float, comm_end_s: float) -> float:
     return max(comp_end_s, comm_end_s)
 
 
-def eq5_waves(
-    num_blocks: float,
-    blocks_per_sm: float,
-    *,
-    num_sms: int,
-    num_channels: int = 0,
-    shared_blocks_per_sm: float = 0.0,
-    quantisation: float = 1.0,
-) -> float:
-    """Waves g = ceil(mu / ((lambda - NC) TB + NC TB')) (Eq. 5), at least 1, of a kernel on the SMs left.
-
-    `shared_blocks_per_sm` is TB', the kernel's blocks that fit on an SM next to a communication block. `quantisation`
-    blends the fluid quotient (0) and the ceiling (1).
-    """
-    waves = eq5_dispatch(
-        num_blocks,
-        blocks_per_sm,
-        num_sms=num_sms,
-        num_channels=num_channels,
-        shared_blocks_per_sm=shared_blocks_per_sm,
-    )
-    return waves.count(quantisation)
-
-
 @dataclass(frozen=True, slots=True)
 class Waves:
     """How the blocks of a kernel follow each other: whole waves of `capacity` blocks, then `last` blocks (0: none)."""
@@ -98,9 +74,10 @@ def eq5_dispatch(
     grid: int | None = None,
     spill: float = 0.0,
 ) -> Waves:
-    """The waves of Eq. 5 on the SMs left, counted on the fullest of `num_xcds` dies.
+    """The waves g = ceil(mu / ((lambda - NC) TB + NC TB')) of Eq. 5 on the SMs left, on the fullest of `num_xcds` dies.
 
-    The channels lie on `channel_xcds` of the dies (0: on all).
+    `shared_blocks_per_sm` is TB', the kernel's blocks that fit on an SM next to a communication block. The channels lie
+    on `channel_xcds` of the dies (0: on all).
 
     With a `grid` that many resident blocks fetch the `num_blocks` tiles, wherever they lie. `spill` is the share of
     the blocks after the first wave that miss theirs, since blocks that the hardware dispatches do not march in step.

@@ -109,7 +109,7 @@ def fit_constants(
     def pulled(vector: Floats) -> Floats:
         return np.append(left(vector), _PULL * (vector - start))
 
-    found = least_squares(
+    solution = least_squares(
         pulled,
         start,
         bounds=(low, high),
@@ -120,12 +120,12 @@ def fit_constants(
         xtol=tolerance,
         max_nfev=max_steps,
     ).x
-    errors = _errors(_jacobian(left, found, low, high), left(found))
-    bounded = (found - low < _STEP) | (high - found < _STEP)
+    errors = _errors(_jacobian(left, solution, low, high), left(solution))
+    bounded = (solution - low < _STEP) | (high - solution < _STEP)
     errors = [inf if stuck else error for stuck, error in zip(bounded.tolist(), errors, strict=True)]
     return tuple(
         FittedConstant(name=constant.name, value=min(constant.high, max(constant.low, exp(value))), error=error)
-        for constant, value, error in zip(constants, found.tolist(), errors, strict=True)
+        for constant, value, error in zip(constants, solution.tolist(), errors, strict=True)
     )
 
 

@@ -29,7 +29,6 @@ from lagom_overlap.cost.communication import CollectiveCost, collective_cost
 from lagom_overlap.cost.contention import (
     eq5_dispatch,
     eq6_kernel_time,
-    eq6_wave_time,
     l2_miss_share,
     traffic_bytes_per_s,
 )
@@ -299,21 +298,6 @@ class ContentionModel:
             return kernel_s
         alone_s = self.kernel_seconds(kernel)
         return alone_s + kernel.slowdown_scale * (kernel_s - alone_s)
-
-    def block_seconds(
-        self, kernel: Kernel, num_resident: int, comms: Sequence[CollectiveCost], memory_load: float = 0.0
-    ) -> float:
-        """Seconds of one block of a kernel of which `num_resident` run, during collectives that move bytes (Eq. 6)."""
-        profile, gpu = self.profile, self.cluster.gpu
-        pollution = profile.pollution * l2_miss_share(sum(c.fifo_bytes for c in comms), gpu.l2_bytes, profile.l2_share)
-        return eq6_wave_time(
-            kernel.wave_s,
-            1.0,
-            num_blocks=num_resident,
-            block_bytes=kernel.block_bytes * (1.0 + pollution),
-            free_bytes_per_s=gpu.hbm_bytes_per_s - self._traffic(comms, memory_load),
-            norm=profile.overlap_norm,
-        )
 
     def collective_seconds(self, comms: Sequence[CollectiveCost], memory_load: float) -> list[float]:
         """Seconds of each whole collective while exactly these run."""

@@ -20,6 +20,7 @@ from lagom_overlap.hardware import Cluster, LinkKind
 BEYOND_RINGS: Final = (Algorithm.NVLS, Algorithm.NVLS_TREE, Algorithm.PAT)
 """Algorithms whose cost is NCCL's own model of them: the specification's formula has rings and trees only."""
 PAPER_MAX_CHANNELS: Final = 128
+"""AutoCCL's fork of NCCL 2.18.3 has as many everywhere."""
 _SWITCHED: Final = (Algorithm.NVLS, Algorithm.NVLS_TREE)
 
 

@@ -303,7 +303,7 @@ def fit_overlaps(observations: Sequence[Observation]) -> OverlapFit:
     )
 
 
-def _residuals(found: OverlapTimes, measured: OverlapTimes) -> list[float]:
-    pairs = [(found.makespan_s, measured.makespan_s, 1.0), (found.comp_s, measured.comp_s, 1.0)]
-    pairs += [(ours, theirs, _COMM_WEIGHT) for ours, theirs in zip(found.comm_s, measured.comm_s, strict=True)]
+def _residuals(modelled: OverlapTimes, measured: OverlapTimes) -> list[float]:
+    pairs = [(modelled.makespan_s, measured.makespan_s, 1.0), (modelled.comp_s, measured.comp_s, 1.0)]
+    pairs += [(ours, theirs, _COMM_WEIGHT) for ours, theirs in zip(modelled.comm_s, measured.comm_s, strict=True)]
     return [weight * log(max(ours, _LEAST_S) / theirs) if theirs > 0 else 0.0 for ours, theirs, weight in pairs]

@@ -171,6 +171,7 @@ def as_persistent(kernel: Kernel, num_sms: int, carve_out_sms: int = 0) -> Kerne
 
 
 SMS_PER_TPC: Final = 2
+"""Of NVIDIA's data-centre GPUs since Pascal."""
 
 
 def resident_clusters(gpu: Gpu, num_held_sms: int, cluster: int) -> int:

@@ -41,6 +41,7 @@ CHUNK_BYTES: Final = tuple(
 THREAD_STEP: Final = 32
 MIN_THREADS: Final = 64
 NCCL_MAX_THREADS: Final = 640
+"""Whole warps, from two to NCCL_MAX_NTHREADS (device.h, 2.30.7)."""
 
 
 def max_threads(algorithm: Algorithm | None, protocol: Protocol) -> int:

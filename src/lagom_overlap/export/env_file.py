@@ -104,8 +104,8 @@ def _beyond(deployment: Deployment) -> list[CollectiveKind]:
 
 def _agreed(values: Iterable[int | None]) -> int | None:
     """The one value of all calls, or None."""
-    found = set(values)
-    return found.pop() if len(found) == 1 else None
+    distinct = set(values)
+    return distinct.pop() if len(distinct) == 1 else None
 
 
 def _per_kind(

@@ -56,19 +56,19 @@ def megatron_yaml(deployment: Deployment, groups: Mapping[str, str]) -> Exported
     for key, config in deployment.table:
         values.setdefault(key.communicator, set()).add(config.num_channels)
     caps: dict[str, int] = {}
-    for communicator, found in values.items():
+    for communicator, asked in values.items():
         name = groups.get(communicator.description, communicator.description)
         if name not in GROUPS:
             left_out.append(f"{communicator.description!r} is no group of Megatron's; name it: --group NAME=GROUP")
-        elif len(found) > 1 or None in found:
+        elif len(asked) > 1 or None in asked:
             left_out.append(
                 f"{communicator.description!r}: its tuned calls differ in channels, a group has one max_ctas"
             )
-        elif name in caps and caps[name] not in found:
+        elif name in caps and caps[name] not in asked:
             left_out.append(f"{name!r}: two communicators of this run differ in channels; none of the two is written")
             caps[name] = 0
         else:
-            caps.setdefault(name, next(number for number in found if number is not None))
+            caps.setdefault(name, next(number for number in asked if number is not None))
     text = "# Written by lagom export for --nccl-communicator-config-path.\n"
     text += "".join(f"{name}:\n  max_ctas: {cap}\n" for name, cap in caps.items() if cap)
     if not any(caps.values()):

@@ -104,13 +104,13 @@ def range_rows(deployment: Deployment, *, lost: tuple[str, ...]) -> tuple[list[R
     for site in {*deployment.calls_per_step, *(site for site, _ in deployment.sites())}:
         if site[1] in KIND_WORDS:
             sizes[_columns(deployment, site)].add(site[2])
-    found = []
+    row_list = []
     for columns, by_size in rows.items():
         kept = {size: row for size, (_, row) in by_size.items() if size not in clashing[columns]}
         octaves = deployment.table.size_octaves
         ranges = size_ranges(kept, sizes[columns] - kept.keys())
         for size, (first, last) in ({size: class_range(size, octaves) for size in kept} if octaves else ranges).items():
-            found.append(
+            row_list.append(
                 RangeRow(
                     kind=columns.kind,
                     first_bytes=first,
@@ -120,7 +120,7 @@ def range_rows(deployment: Deployment, *, lost: tuple[str, ...]) -> tuple[list[R
                     config=kept[size],
                 )
             )
-    return found, left_out
+    return row_list, left_out
 
 
 def _columns(deployment: Deployment, site: CallSite) -> _Columns:

@@ -13,6 +13,7 @@ Communicators stand by their role, so the file fits every rank. Its cycles are t
 which a job that has the settings finds which of its calls is which. It is data: nothing in it is run.
 """
 
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -35,9 +36,11 @@ FORMAT: Final = "lagom-online"
 VERSION: Final = 3
 GLOO_ROUTE: Final = "gloo"
 """The route of settings that are slices of gloo's engine, which mean nothing to NCCL."""
+NCCL_ROUTES: Final = ("plugin", "sibling")
 SETTINGS_NAME: Final = "settings.json"
 """In the folder of a `lagom run --online`."""
 _MAX_BYTES: Final = 64 << 20
+"""Chosen, far above the settings of any job that is known."""
 MAX_WORLD: Final = 1 << 20
 """Ranks of a job at most: chosen far above any job that is known, so that a damaged file cannot allocate more."""
 MAX_LISTED_RANKS: Final = 1 << 25
@@ -125,6 +128,10 @@ def _check_numbers(saved: SavedSettings) -> None:
     if saved.size_octaves not in WIDTHS:
         raise ValueError(f"size_octaves is {saved.size_octaves}, must be one of {', '.join(map(str, WIDTHS))}")
     _check_range("world_size", saved.world_size, 1, MAX_WORLD)
+    if saved.is_adopted is not bool(saved.settings):
+        raise ValueError(f"is_adopted is {str(saved.is_adopted).lower()}, but it has {len(saved.settings)} settings")
+    _check_once("settings", [setting.site for setting in saved.settings], "call")
+    _check_once("cycles", [(c.description, c.num_ranks, c.creation_order) for c in saved.cycles], "communicator")
     num_listed, roles = 0, set()
     for place, setting in enumerate(saved.settings):
         where, site = f"settings[{place}]", setting.site
@@ -148,6 +155,13 @@ def _check_numbers(saved: SavedSettings) -> None:
     num_listed += sum(num_ranks * (order + 1) for _, num_ranks, order in roles)  # those made before it, too
     if num_listed > MAX_LISTED_RANKS:
         raise ValueError(f"its communicators have {num_listed} ranks in all, at most {MAX_LISTED_RANKS} are read")
+
+
+def _check_once(name: str, keys: Sequence[Hashable], what: str) -> None:
+    first: dict[Hashable, int] = {}
+    for place, key in enumerate(keys):
+        if (earlier := first.setdefault(key, place)) != place:
+            raise ValueError(f"{name}[{place}] is for the same {what} as {name}[{earlier}]")
 
 
 def _check_range(what: str, value: int, least: int, most: int) -> None:

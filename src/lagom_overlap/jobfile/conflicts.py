@@ -56,6 +56,7 @@ def conflicts(environment: Mapping[str, str]) -> tuple[Conflict, ...]:
 
 
 _MAX_BYTES: Final = 1 << 20
+"""Chosen: such a file has some lines."""
 SYSTEM_FILE: Final = Path("/etc/nccl.conf")
 
 

@@ -68,15 +68,15 @@ def accuracy_note(job: JobStep) -> str:
         if _is_compared(job)
         else "no job of this kind was compared with its allocator"
     )
-    said = (
+    note = (
         f"Memory: PyTorch allocates {format_memory(fullest.total_bytes)} and reserves up to {format_memory(reserved)}; "
         f"{known}. The CUDA context and NCCL's buffers come on top."
     )
     if reserved > limit:
-        said += (
+        note += (
             f" {format_memory(limit)} is less than it would reserve: it gives back what it keeps, and waits each time."
         )
-    return said
+    return note
 
 
 def _is_compared(job: JobStep) -> bool:
@@ -130,10 +130,10 @@ def _advice(job: JobStep, limit: int) -> str:
     taken: _Fields = {}
     layout, least = job.layout, _most(job, job.layout)
     for _ in range(_MOST_TOGETHER):
-        found = min(_changes(job, layout), key=lambda change: change[2], default=None)
-        if found is None or least <= limit:
+        best = min(_changes(job, layout), key=lambda change: change[2], default=None)
+        if best is None or least <= limit:
             break
-        taken, layout, least = {**taken, **found[0]}, found[1], found[2]
+        taken, layout, least = {**taken, **best[0]}, best[1], best[2]
     if not taken:
         return "no key of [parallel] lessens that on as many GPUs: use more of them"
     if least <= limit:
@@ -173,6 +173,6 @@ def _settings(job: JobStep, layout: ParallelLayout) -> Iterator[_Fields]:
             yield {"zero_stage": stage}
     if layout.recompute is not Recompute.FULL:
         yield {"recompute": Recompute.FULL, "recompute_modules": ()}
-    if layout.data % 2 == 0 and layout.replicate == 1:
+    if layout.data % 2 == 0 and layout.replicate == 1 and not (job.says_fsdp and layout.data == 2):  # no fsdp = 1
         for key in ("tensor", "pipeline") if not job.says_fsdp else ("tensor",):
             yield {key: 2 * getattr(layout, key), "data": layout.data // 2}

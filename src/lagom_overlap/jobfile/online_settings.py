@@ -32,7 +32,8 @@ def read_online_deployment(path: Path) -> tuple[Deployment, SavedSettings]:
 
     Raises:
         BundleError: if the file cannot be read, is damaged or of another version.
-        JobError: if the settings are not NCCL's, or name more communicators than a table holds.
+        JobError: if the settings are not NCCL's, are for calls that their cycles lack, or name more communicators than
+            a table holds.
     """
     saved = read_saved(path)
     if saved.route == GLOO_ROUTE:
@@ -40,8 +41,7 @@ def read_online_deployment(path: Path) -> tuple[Deployment, SavedSettings]:
             f"{str(path)!r} was tuned on gloo: its slices mean nothing to NCCL; a job on gloo starts from it: "
             f"lagom run --config {shlex.quote(str(path))} -- COMMAND"
         )
-    settings = saved.settings if saved.is_adopted else ()
-    rows = {key_of(setting.site): setting.config for setting in settings if not setting.config.is_untouched}
+    rows = {key_of(setting.site): setting.config for setting in saved.settings if not setting.config.is_untouched}
     roles = [key.communicator for key in rows]
     roles += [standing_for(role.description, role.num_ranks, role.creation_order) for role in saved.cycles]
     last: dict[CommunicatorId, int] = {}  # by the first of a kind
@@ -52,12 +52,19 @@ def read_online_deployment(path: Path) -> tuple[Deployment, SavedSettings]:
         raise JobError(f"{str(path)!r} names more than the {MAX_COMMUNICATORS} communicators that a table holds")
     # The plug-in goes by places, so those before a communicator of the file have theirs, too.
     names = [replace(first, creation_order=n) for first, most in last.items() for n in range(most + 1)]
+    cycles = cycles_for(saved.cycles, names)
+    for key in rows:
+        if key not in cycles.get(key.communicator, ()):
+            raise JobError(
+                f"{str(path)!r} sets call {key.occurrence} of {key.kind}, {key.num_bytes} bytes, on "
+                f"{key.communicator.description!r}, but its cycles have no such call: no call would be found by it"
+            )
     calls = {(key.communicator, key.kind, key.num_bytes): 0 for key in rows}
     most = most_channels(rows.items())  # online tuning asked for no more than NCCL's own choice ran with
     deployment = Deployment(
-        table=ConfigTable(rows, size_octaves=saved.size_octaves, cycles=cycles_for(saved.cycles, names)),
+        table=ConfigTable(rows, size_octaves=saved.size_octaves, cycles=cycles),
         communicators=tuple(ProcessCommunicator(name, max_channels=most.get(name)) for name in names),
         calls_per_step=calls,
-        launch=one_launch(setting.launch for setting in settings if isinstance(setting.launch, LaunchConfig)),
+        launch=one_launch(setting.launch for setting in saved.settings if isinstance(setting.launch, LaunchConfig)),
     )
     return deployment, saved

@@ -300,11 +300,11 @@ class SavedRun:
 
 def list_runs(folder: Path) -> tuple[SavedRun, ...]:
     """Every run in a folder and in its `lagom-runs`, the latest first; what is no run folder is passed over."""
-    found = []
+    runs = []
     for place in (folder, folder / RUNS_FOLDER):
         for path in place.iterdir() if place.is_dir() else ():
             try:
-                found.append(RunFolder.read(path))
+                runs.append(RunFolder.read(path))
             except (JobError, BundleError, OSError):  # a run that has not ended, something else, or not ours to read
                 continue
-    return tuple(sorted(found, key=lambda run: (run.record.date, run.path.name), reverse=True))
+    return tuple(sorted(runs, key=lambda run: (run.record.date, run.path.name), reverse=True))

@@ -549,9 +549,9 @@ def _unknown(place: str, key: str, table: type) -> str:
 
 def _explain(message: str, raw: dict[str, Any]) -> str:
     """One line for a msgspec complaint: the key, the value, what is allowed."""
-    found = _PATH.search(message)
-    path = found[1] if found else ""
-    complaint = message[: found.start()] if found else message
+    place = _PATH.search(message)
+    path = place[1] if place else ""
+    complaint = message[: place.start()] if place else message
     key = path.lstrip(".")
     if unknown := _UNKNOWN.match(complaint):
         table = _table_in(_types_at(path))

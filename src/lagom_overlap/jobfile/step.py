@@ -313,13 +313,13 @@ def _check_block_scaled(spec: JobSpec, framework: str, gpu: Gpu) -> None:
     """
     precision, can = spec.precision, framework == "megatron" and gpu.mxfp8
     for key in ("attention", "head"):
-        found = getattr(precision, key)
-        if found is ProductFormat.PARAMETER:
+        given = getattr(precision, key)
+        if given is ProductFormat.PARAMETER:
             continue
-        if found is not ProductFormat.MXFP8 or not can:
+        if given is not ProductFormat.MXFP8 or not can:
             allowed = ", ".join(ATTENTION_FORMATS if can else ATTENTION_FORMATS[:1])
             raise JobError(
-                f"precision.{key} is {found}, must be {allowed} on {gpu.name} with framework {framework}; "
+                f"precision.{key} is {given}, must be {allowed} on {gpu.name} with framework {framework}; "
                 "mxfp8 needs framework megatron and a GPU that has it (gpu.mxfp8)"
             )
         if precision.products is not ProductFormat.MXFP8:

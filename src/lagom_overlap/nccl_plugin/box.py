@@ -12,6 +12,7 @@ _NAME_ROOM: Final = 96  # NVML_DEVICE_NAME_V2_BUFFER_SIZE
 _MAX_LINKS: Final = 18  # NVML_NVLINK_MAX_LINKS
 _P2P_READ, _P2P_NVLINK = 0, 2  # nvmlGpuP2PCapsIndex_t
 _DIGITS: Final = 16
+"""Hex digits of a topology's digest: 64 bits, which no two boxes share by chance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ CHUNKS: Final = {
     Protocol.SIMPLE: (64 * KIB, 128 * KIB, 256 * KIB, 512 * KIB, MIB, 2 * MIB),
 }
 NVLS_CHUNKS: Final = (16 * KIB, 32 * KIB, 64 * KIB, 128 * KIB)
+"""Up to NCCL_NVLS_CHUNKSIZE's default by halving, as far down as 16 KiB. Chosen, not measured."""
 ONE_STEP_BYTES: Final = 512 * KIB
 """The largest Simple chunk where a chunk is one of the buffer's eight steps: trees, broadcast and reduce."""
 FIRST_VERSION_WITH_CHUNKS: Final = 6

@@ -63,6 +63,7 @@ _TUNER_VERSIONS: Final = (
     ((2, 22, 0), 3),
     ((2, 21, 0), 2),
 )
+"""The first releases of NCCL with each version of the tuner interface (`src/plugin/tuner`), newest first."""
 
 
 def tuner_version(nccl: NcclVersion) -> int | None:

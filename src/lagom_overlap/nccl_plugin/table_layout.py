@@ -17,15 +17,19 @@ RECORD_VERSION: Final = 2
 PROFILE_VERSION: Final = 3
 MAX_COMMUNICATORS: Final = 1024
 MAX_DECISIONS: Final = 16384
+"""Chosen, far above any job that is known: a table has a fixed size."""
 MAX_CALLS: Final = 65536
 """Calls of all cycles together; every occurrence is below it."""
 MAX_CHANNELS: Final = 64
+"""NCCL's MAXCHANNELS (device.h)."""
 MAX_RANKS: Final = 1 << 24
 MAX_CHUNK_BYTES: Final = 1 << 30
 MAX_BYTES: Final = 1 << 48
+"""More ranks and bytes than any job has: chosen, so that every number fits its field."""
 MAX_DESCRIPTION_BYTES: Final = 63
 """UTF-8 bytes of a description; the field has one more for the closing NUL."""
 ANY_OCCURRENCE: Final = 0xFFFFFFFF
+"""In place of a call's number in the step: every call of that kind and size."""
 
 KINDS: Final = (
     CollectiveKind.BROADCAST,

@@ -37,7 +37,7 @@ Watch = Callable[[], None]
 
 def arm() -> None:
     """Waits for the job to import process groups, and, where a table decides, to make what would replace ranks."""
-    after_import(GROUPS_MODULE, _wrap_groups)
+    after_import(GROUPS_MODULE, _wrap)
     if _has_table():
         REPLACED_RANKS.watch(lambda framework: safely(lambda: _refuse_table(framework)))
 
@@ -58,6 +58,11 @@ def _refuse_table(replaced_by: str) -> None:
             f"lagom: --config is not applied: {replaced_by} replaces ranks while the others run on, and a rank that "
             "joins would know communicators by other places than those: its collectives would hang"
         )
+
+
+def _wrap(module: ModuleType) -> None:
+    _wrap_groups(module)
+    _wrap_destroy(module)
 
 
 def _wrap_groups(module: ModuleType) -> None:
@@ -96,6 +101,21 @@ def _wrap_groups(module: ModuleType) -> None:
     module.init_process_group = init_process_group  # type: ignore[attr-defined]  # the same
 
 
+def _wrap_destroy(module: ModuleType) -> None:
+    """What a session has open for the process groups is closed behind them: a job may go on without, or make others."""
+    original = module.destroy_process_group
+
+    @functools.wraps(original)
+    def destroy_process_group(group: Any = None) -> Any:
+        are_all = group is None or group is module.GroupMember.WORLD
+        result = original(group)
+        while are_all and _releases:
+            safely(_releases.pop())
+        return result
+
+    module.destroy_process_group = destroy_process_group  # type: ignore[attr-defined]  # the same
+
+
 def _settled(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether this process knows its rank and its files, which NCCL may make within the call that follows."""
     handled = []
@@ -112,6 +132,8 @@ def _settled(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
 
 _sessions: list[Watch] = []
 """What ends the session of this process; it is one, or none."""
+_releases: list[Watch] = []
+"""What ends its part in the job's process groups."""
 
 
 def _restart() -> None:
@@ -119,6 +141,7 @@ def _restart() -> None:
     atexit.unregister(_end)
     while _sessions:
         safely(_sessions.pop())
+    _releases.clear()
     from lagom_overlap.nccl_plugin.library import TunerPlugin  # noqa: PLC0415
 
     TunerPlugin(Path(os.environ["NCCL_TUNER_PLUGIN"])).restart()
@@ -139,6 +162,7 @@ def _begin() -> None:
         tell_others(partial(say_off, why=str(error)))
         raise
     _sessions.append(session.close)
+    _releases.append(session.release)
     atexit.register(_end, session.close, os.getpid())
 
 

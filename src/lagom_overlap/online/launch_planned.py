@@ -29,6 +29,7 @@ from lagom_overlap.results.conclusion import Conclusion
 from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
 
 _MAX_BYTES: Final = 64 << 20
+"""Chosen, far above any plan that is known."""
 
 
 class AsStarted(OneSetting):

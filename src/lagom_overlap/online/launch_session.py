@@ -84,6 +84,9 @@ class Session(Protocol):
     def may_end(self) -> bool:
         """Whether this rank can end it alone, between two steps, while the others go on."""
 
+    def release(self) -> None:
+        """The job has destroyed its process groups; what was found stays."""
+
     def close(self) -> None:
         """The job ends."""
 
@@ -122,6 +125,10 @@ class Rank:
         """Leaves this process alone, and says so to nobody: in a forked child the session is its parent's."""
         self._steps.close()
         OWN_PROFILER.unwatch()
+
+    def release(self) -> None:
+        """The session needs no connections any more; what came of it is said at the job's end."""
+        self._session.release()
 
     def close(self) -> None:
         """Ends the session and says what came of it; safe to call twice."""
@@ -281,6 +288,11 @@ class Tuning:
             or self._ending
             or conclusions.of_tuning(self._stand(), self._folder, conclusions.command_text())
         )
+
+    def release(self) -> None:
+        """Takes no further part, in no step: none can follow."""
+        if self._tuner is not None:
+            self._tuner.release()
 
     def close(self) -> None:
         """Takes no further part; a step that was cut off by the end of the job is not counted."""

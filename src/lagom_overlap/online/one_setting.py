@@ -36,6 +36,9 @@ class OneSetting:
         """One setting throughout."""
         return ()
 
+    def release(self) -> None:
+        """Nothing."""
+
     def close(self) -> None:
         """Nothing: what is in force ends with the job."""
 

@@ -30,6 +30,7 @@ from lagom_overlap.record import check_own_folder, make_folder, read_regular
 
 _RING_VARIABLES: Final = ("LAGOM_RECORD", "LAGOM_PROFILE")
 _MAX_BYTES: Final = 1 << 16
+"""Chosen: a claim has some hundred bytes."""
 _MAX_JOBS: Final = 1000
 """Jobs of a run that get files. Bounds a loop over claims; chosen far above any real script."""
 

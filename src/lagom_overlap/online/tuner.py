@@ -305,6 +305,13 @@ class OnlineTuner:
         if (member := self._own) is not None:
             member.stop(reason)
 
+    def release(self) -> None:
+        """For a job that destroys its process groups: no step can follow, and nothing of ours is left open for one."""
+        if (member := self._own) is not None:
+            member.release("the job destroyed its process groups")
+            if self._collectives is not None and self._collectives.name == GLOO:
+                self._collectives.close()
+
     def close(self) -> None:
         """Ends the tuning on all ranks, after this window if they go on. Done by itself when the process ends."""
         PLUGIN_OWNER.release(self._collectives)

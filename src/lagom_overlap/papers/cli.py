@@ -128,8 +128,10 @@ def _data(arguments: argparse.Namespace) -> int:
         raise DataError(f"--out has no meaning with `lagom reproduce {DATA}`: files go to {cache_root()}")
     log = Console(stderr=True)
     known = datasets()
-    found = fetch(known, note=lambda line: log.print(line, soft_wrap=True)) if arguments.fetch else map(look_up, known)
-    rows = tuple(found)
+    looked_up = (
+        fetch(known, note=lambda line: log.print(line, soft_wrap=True)) if arguments.fetch else map(look_up, known)
+    )
+    rows = tuple(looked_up)
     if arguments.json:
         say(encoded({"datasets": rows}).decode())
         return 0

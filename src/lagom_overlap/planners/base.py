@@ -7,7 +7,7 @@ rewrites (`workload.rewrite`). Planners are pure but for the time they are given
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from lagom_overlap.collective import CommConfig
 from lagom_overlap.errors import JobError
@@ -28,6 +28,13 @@ class OpTimes(Protocol):
         """Seconds of one operator alone; more than 0."""
 
 
+class StepTotals(NamedTuple):
+    """Seconds of a step, and the most bytes that a GPU holds."""
+
+    step_s: float
+    peak_bytes: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanProblem:
     """What is to be planned.
@@ -45,7 +52,8 @@ class PlanProblem:
     computations while both run, relative to running alone, where that was measured (`planners.simulated`).
     `is_blocking`: every operator ends before the next is issued, as under FSDP2 on CPU ranks, which have no streams.
     `settings` are FSDP2's that a job of a named model has by its own keys, and `told` is the step that the job has with
-    others (None: a step that was captured, which is issued again with them).
+    others (None: a step that was captured, which is issued again with them). `whole` are the figures of its whole
+    iteration with settings, all stages and micro-batches, where the step is not that (None: it is).
     `until` is when a planner must end whom another one asks: it takes the place of `budget_s` and `work`.
     """
 
@@ -66,6 +74,7 @@ class PlanProblem:
     together: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     is_blocking: bool = False
     told: Callable[[Fsdp2Settings], Iteration] | None = field(default=None, compare=False, repr=False)
+    whole: Callable[[Fsdp2Settings], StepTotals] | None = field(default=None, compare=False, repr=False)
     settings: Fsdp2Settings | None = None
     until: Deadline | None = field(default=None, compare=False, repr=False)
 

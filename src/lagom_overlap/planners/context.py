@@ -48,16 +48,16 @@ def _after(
         op = index.ops[name]
         if not isinstance(op, CompOp):
             continue
-        found = _axis_from_inputs(index, op, axes)
-        if found is None or not _is_convex_after(index, op, axes, place):
+        axis_of_op = _axis_from_inputs(index, op, axes)
+        if axis_of_op is None or not _is_convex_after(index, op, axes, place):
             continue
-        axes[name] = found
+        axes[name] = axis_of_op
         covered += seconds(op)
         for follower in index.followers[name]:
             if follower not in seen:
                 seen.add(follower)
                 heapq.heappush(queue, (index.place[follower], follower))
-    return tuple(ChainLink(name, found) for name, found in axes.items() if name != comm.name)
+    return tuple(ChainLink(name, axis_of_op) for name, axis_of_op in axes.items() if name != comm.name)
 
 
 def _axis_from_inputs(index: StepIndex, op: Op, axes: dict[str, int]) -> int | None:
@@ -100,17 +100,17 @@ def _before(
         op = index.ops[name]
         if not isinstance(op, CompOp):
             continue
-        found = _axis_from_readers(index, op, axes)
-        if found is None or not _is_convex_before(index, op, axes, index.place[comm.name]):
+        axis_of_op = _axis_from_readers(index, op, axes)
+        if axis_of_op is None or not _is_convex_before(index, op, axes, index.place[comm.name]):
             continue
-        axes[name] = found
+        axes[name] = axis_of_op
         covered += seconds(op)
         for dep in op.deps:
             if dep not in seen:
                 seen.add(dep)
                 heapq.heappush(queue, (-index.place[dep], dep))
     del axes[comm.name]
-    return tuple(ChainLink(name, found) for name, found in reversed(axes.items()))
+    return tuple(ChainLink(name, axis_of_op) for name, axis_of_op in reversed(axes.items()))
 
 
 def _axis_from_readers(index: StepIndex, op: Op, axes: dict[str, int]) -> int | None:

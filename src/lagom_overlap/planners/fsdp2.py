@@ -11,12 +11,12 @@ from dataclasses import dataclass, fields, replace
 from typing import Final
 
 from lagom_overlap.errors import JobError
-from lagom_overlap.planners.base import Plan, PlanProblem
+from lagom_overlap.planners.base import Plan, PlanProblem, StepTotals
 from lagom_overlap.planners.deadline import Deadline
 from lagom_overlap.planners.effects import MIN_GAIN, SwitchAdvice, as_sets
 from lagom_overlap.planners.memory import refuse_beyond
 from lagom_overlap.planners.schedule import lower_bound, task_graph
-from lagom_overlap.planners.simulated import SimulatedPlan, simulated
+from lagom_overlap.planners.simulated import simulated
 from lagom_overlap.units import format_memory, format_percent
 from lagom_overlap.workload import Iteration
 from lagom_overlap.workload.fsdp2.reduced import is_reduced_in_more
@@ -28,6 +28,7 @@ USABLE_MEMORY: Final = 0.9
 _DEPTHS: Final = (2, 3)
 """An explicit list of one is FSDP2's own order."""
 _BUFFERS: Final = (2, 4)
+"""Two and four in place of one reduction in flight. Chosen: each holds a unit's gradients."""
 _FIELDS: Final = tuple(field.name for field in fields(Fsdp2Settings))
 _SIMULATION_STEPS: Final = 40
 """Per operator, of one issue and its simulation: what `OPERATOR_STEPS` is for a graph."""
@@ -35,11 +36,10 @@ _SIMULATION_STEPS: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class _Tried:
-    """Settings and the step that FSDP2 issues with them."""
+    """Settings, and what the step takes that FSDP2 issues with them."""
 
     settings: Fsdp2Settings
-    iteration: Iteration
-    step: SimulatedPlan
+    figures: StepTotals
 
 
 class Fsdp2:
@@ -69,15 +69,15 @@ class Fsdp2:
                 "as large as the parameters' (fp32 for bf16), by reduce-scatters alone (no HSDP)"
             )
         search = _Search(problem, visits, may_reduce=self._may_reduce)
-        refuse_beyond("FSDP2's own step", search.own.step.peak_bytes, problem.memory_limit_bytes)
+        refuse_beyond("FSDP2's own step", search.own.figures.peak_bytes, problem.memory_limit_bytes)
         best = search.best()
         effects, dropped = search.effects(best)
         graph = task_graph(problem)
         return Plan(
             planner="fsdp2",
             rewrites=(),
-            iteration=best.iteration,
-            lower_bound_s=graph.seconds(lower_bound(graph)),
+            iteration=problem.unplanned if best is search.own else problem.with_settings(best.settings),
+            lower_bound_s=graph.seconds(lower_bound(graph)) if problem.whole is None else None,
             notes=search.remarks(),
             settings=None if best is search.own else best.settings,
             effects=effects,
@@ -107,7 +107,7 @@ class _Search:
         self._regathered = tuple(unit for unit in units if unit in again)
         # No key of a job says that a stage of a pipeline keeps some of its units.
         self._keeps_all_or_none = problem.told is not None and (problem.pipeline or 1) > 1
-        self.own = _Tried(own, problem.unplanned, simulated(problem, problem.unplanned))
+        self.own = _Tried(own, self._figures(own, problem.unplanned))
         self._tried[own] = self.own
         self._longest_s = 0.0
 
@@ -116,11 +116,17 @@ class _Search:
         found = self._tried.get(settings)
         if found is None:
             begin_s = self._deadline.elapsed_s
-            made = self._problem.with_settings(settings)
-            self._deadline.spend(_SIMULATION_STEPS * len(made.ops))
-            found = self._tried[settings] = _Tried(settings, made, simulated(self._problem, made))
+            self._deadline.spend(_SIMULATION_STEPS * len(self._problem.unplanned.ops))
+            found = self._tried[settings] = _Tried(settings, self._figures(settings))
             self._longest_s = max(self._longest_s, self._deadline.elapsed_s - begin_s)
         return found
+
+    def _figures(self, settings: Fsdp2Settings, issued: Iteration | None = None) -> StepTotals:
+        """Of the whole iteration, or of the step, which was issued or is."""
+        if self._problem.whole is not None:
+            return self._problem.whole(settings)
+        step = simulated(self._problem, issued or self._problem.with_settings(settings))
+        return StepTotals(step.makespan_s, step.peak_bytes)
 
     @property
     def _has_time(self) -> bool:
@@ -129,7 +135,7 @@ class _Search:
 
     def fits(self, tried: _Tried) -> bool:
         """Whether the step fits; the job's own does where no limit was given, whatever was assumed of the GPU."""
-        return tried.step.peak_bytes <= max(self._limit, self.own.step.peak_bytes)
+        return tried.figures.peak_bytes <= max(self._limit, self.own.figures.peak_bytes)
 
     def best(self) -> _Tried:
         """The shortest step found by changing one setting after the other."""
@@ -140,13 +146,13 @@ class _Search:
             shorter = [one for one in found if self.fits(one) and self._gain(best, one) > MIN_GAIN]
             if not shorter:
                 break
-            best = min(shorter, key=lambda one: (one.step.makespan_s, one.step.peak_bytes))
+            best = min(shorter, key=lambda one: one.figures)
         while fewer := self._without_idle(best):
             best = fewer
         return best
 
     def _gain(self, before: _Tried, after: _Tried) -> float:
-        return (before.step.makespan_s - after.step.makespan_s) / self.own.step.makespan_s
+        return (before.figures.step_s - after.figures.step_s) / self.own.figures.step_s
 
     def _without_idle(self, best: _Tried) -> _Tried | None:
         """The same without a setting that no longer gains; None if each one does."""
@@ -155,7 +161,7 @@ class _Search:
             for _, one in self._added(best.settings)
             if self.fits(without := self.tried(one)) and self._gain(without, best) <= MIN_GAIN
         ]
-        return min(idle, key=lambda one: one.step.makespan_s, default=None)
+        return min(idle, key=lambda one: one.figures.step_s, default=None)
 
     def _added(self, settings: Fsdp2Settings) -> list[tuple[str, Fsdp2Settings]]:
         """Each setting that is neither FSDP2's default nor the job's own, in words, and the settings without it."""
@@ -226,10 +232,10 @@ class _Search:
         if self._problem.told is not None:
             keys, others = with_it.settings.keys(), before.keys()
             key = as_sets({key: value for key, value in keys.items() if value != others[key]})
-        return SwitchAdvice(switch=words, without_s=without.step.makespan_s, with_s=with_it.step.makespan_s, key=key)
+        return SwitchAdvice(switch=words, without_s=without.figures.step_s, with_s=with_it.figures.step_s, key=key)
 
     def _too_much(self, tried: _Tried) -> str:
-        return f"needs {format_memory(tried.step.peak_bytes)}, {format_memory(self._limit)} are allowed"
+        return f"needs {format_memory(tried.figures.peak_bytes)}, {format_memory(self._limit)} are allowed"
 
     def remarks(self) -> tuple[str, ...]:
         """What the plan says of the search."""

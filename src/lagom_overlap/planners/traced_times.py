@@ -156,9 +156,9 @@ def _comp_keys(op: CompOp) -> list[Hashable]:
     return [(shape, _phase_of(op.origin.phase)), shape] if shape is not None else []
 
 
-def _traced_keys(held: TracedOperator) -> list[Hashable]:
-    shape = traced_shape(held)
-    return [] if shape is None else [shape] if held.phase is None else [(shape, held.phase), shape]
+def _traced_keys(traced: TracedOperator) -> list[Hashable]:
+    shape = traced_shape(traced)
+    return [] if shape is None else [shape] if traced.phase is None else [(shape, traced.phase), shape]
 
 
 def _shape_of(op: CompOp) -> tuple[Hashable, ...] | None:
@@ -174,12 +174,12 @@ def _shape_of(op: CompOp) -> tuple[Hashable, ...] | None:
     return None
 
 
-def traced_shape(held: TracedOperator) -> tuple[Hashable, ...] | None:
+def traced_shape(traced: TracedOperator) -> tuple[Hashable, ...] | None:
     """The same of a traced operator, from the shapes of its inputs; None where the trace does not say them."""
-    shapes, name = held.shapes, held.kernel.partition(".")[2]
+    shapes, name = traced.shapes, traced.kernel.partition(".")[2]
     if not shapes:
         return None
-    if held.kernel in SHAPED and "scaled_dot_product" not in name:
+    if traced.kernel in SHAPED and "scaled_dot_product" not in name:
         left, right = shapes[-2:]
         if len(left) < 2 or len(right) < 2:
             return None
@@ -189,11 +189,11 @@ def traced_shape(held: TracedOperator) -> tuple[Hashable, ...] | None:
         backward = "backward" in name
         query = shapes[min(backward, len(shapes) - 1)]
         return ("attention", *query[:3], backward) if len(query) == 4 else None
-    sizes = [_product(shape) * size for shape, size in zip(shapes, held.element_bytes, strict=True) if shape]
+    sizes = [_product(shape) * size for shape, size in zip(shapes, traced.element_bytes, strict=True) if shape]
     if not sizes:
         return None
     largest = max(range(len(shapes)), key=lambda number: _product(shapes[number]))
-    out_bytes = 1 if held.kernel in _ONE_BYTE else held.element_bytes[largest]
+    out_bytes = 1 if traced.kernel in _ONE_BYTE else traced.element_bytes[largest]
     return ("memory", sum(sizes) + _product(shapes[largest]) * out_bytes)
 
 
@@ -204,11 +204,11 @@ def _product(shape: Sequence[int]) -> int:
     return elements
 
 
-def _may_be(op: CompOp, held: TracedOperator) -> bool:
+def _may_be(op: CompOp, traced: TracedOperator) -> bool:
     """Whether nothing speaks against it: memory-bound work of a kernel has no shape that both sides know for sure."""
     if isinstance(op.work, MemoryBound):
         return True
-    shape, other = _shape_of(op), traced_shape(held)
+    shape, other = _shape_of(op), traced_shape(traced)
     return shape is None or other is None or other[0] == "memory" or shape == other
 
 
@@ -219,10 +219,10 @@ def _comm_keys(op: CommOp) -> list[Hashable]:
     ]
 
 
-def _moved_keys(held: TracedCollective) -> list[Hashable]:
-    return [(held.num_bytes, held.num_ranks)] if held.num_bytes else []
+def _moved_keys(traced: TracedCollective) -> list[Hashable]:
+    return [(traced.num_bytes, traced.num_ranks)] if traced.num_bytes else []
 
 
-def _may_move(op: CommOp, held: TracedCollective) -> bool:
-    agrees = held.num_bytes in (0, op.collective.num_bytes)
-    return agrees and held.num_ranks in (0, op.collective.num_ranks)
+def _may_move(op: CommOp, traced: TracedCollective) -> bool:
+    agrees = traced.num_bytes in (0, op.collective.num_bytes)
+    return agrees and traced.num_ranks in (0, op.collective.num_ranks)

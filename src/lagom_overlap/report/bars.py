@@ -10,6 +10,7 @@ from lagom_overlap.timeline import Span
 from lagom_overlap.units import format_seconds
 
 BARS_WIDTH: Final = 1000.0
+"""Units of an SVG's width, which the page scales."""
 _LEAST: Final = 0.1
 """So wide is what would be too short to be seen."""
 

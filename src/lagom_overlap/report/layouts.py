@@ -115,9 +115,11 @@ def summary(result: LayoutsResult) -> str:
 MAX_ROWS: Final = 10
 """Rows of a ranking in the table, and the frontier's behind them; all are in the page and in --json."""
 MAX_VARIANTS: Final = 40
+"""Rows of the table where variants were asked for; all are in the page and in --json."""
 _MAX_FRONTIER: Final = 5
 """Further rows that are as fast as anything of their memory."""
 _MAX_REFUSED: Final = 5
+"""Refusals that are said one by one; the others are counted."""
 
 
 def layouts_summary(result: LayoutsResult) -> Group:

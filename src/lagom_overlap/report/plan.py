@@ -30,8 +30,8 @@ def summary(result: PlanResult) -> str:
     """What was predicted or measured, what the plan decides, and the caveats."""
     decided = decisions_headline(result.decisions)
     settings = [f"{framework}: {line}" for framework, lines in result.advice.items() for line in lines]
-    said = settings or [f"{decided[:1].upper()}{decided[1:]}."]
-    return "\n".join((f"{result.job}: {headline(result)}", *said, *result.notes))
+    sentences = settings or [f"{decided[:1].upper()}{decided[1:]}."]
+    return "\n".join((f"{result.job}: {headline(result)}", *sentences, *result.notes))
 
 
 _CARRIERS: Final = {
@@ -264,6 +264,7 @@ MAX_SPANS: Final = 2600
 MAX_DECISIONS: Final = 200
 """Rows of the page's tables, here and below; plan.toml has all."""
 MAX_PATH_PARTS: Final = 60
+"""Parts of the critical path on the page: the longest ones."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from lagom_overlap.units import format_percent, format_seconds
 PROOF_NAME: Final = "proof.json"
 PAGE_NAME: Final = "report.html"
 _MAX_BYTES: Final = 1 << 24
+"""Chosen: a proof has some KB."""
 
 
 def write_proof(folder: Path, result: ProofResult) -> None:

@@ -23,6 +23,7 @@ from lagom_overlap.units import format_percent, format_seconds
 MAX_SHOWN: Final = 6
 """Changes in the terminal; the page and --json have all."""
 BAR_WIDTH: Final = 200.0
+"""Units of an SVG's width, which the page scales."""
 _LONGEST_LOSS: Final = 2.0
 """Of the longest gain: what the bars show of a loss, so that one bad change does not shrink all the others."""
 _MORE: Final = (

@@ -8,11 +8,10 @@ import msgspec
 
 from lagom_overlap import __version__
 from lagom_overlap.analysis.advice import Advice
-from lagom_overlap.analysis.against import Against
+from lagom_overlap.analysis.against import AgainstRun
 from lagom_overlap.analysis.findings import Findings
 from lagom_overlap.analysis.groups import TraceGroup
 from lagom_overlap.analysis.hta import HtaFigures
-from lagom_overlap.results.analyze_against import AgainstRun
 from lagom_overlap.results.analyze_rows import CollectiveTimes, ContentionTimes, PartTimes, RankTimes, TraceGroupTimes
 from lagom_overlap.results.base import Drawn, Row
 from lagom_overlap.sim.what_if import WhatIf
@@ -23,14 +22,12 @@ from lagom_overlap.trace.gpu_trace import UNKNOWN, seconds
 class Analysis:
     """What stands behind the rows: events, calls and groups, to the nanosecond.
 
-    `hta` holds HTA's figures by rank where they were asked for, else nothing; `against` the comparison with another
-    run.
+    `hta` holds HTA's figures by rank where they were asked for, else nothing.
     """
 
     findings: Findings
     groups: tuple[TraceGroup, ...] = ()
     hta: tuple[HtaFigures, ...] = ()
-    against: Against | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,8 +104,8 @@ class AnalyzeResult(Drawn):
 
 def _flat(row: object, **more: str | int | float | None) -> Row:
     """A row without the fields that are tables themselves."""
-    held = msgspec.to_builtins(row)
-    return more | {name: value for name, value in held.items() if not isinstance(value, list | tuple | dict)}
+    plain = msgspec.to_builtins(row)
+    return more | {name: value for name, value in plain.items() if not isinstance(value, list | tuple | dict)}
 
 
 def _calls(findings: Findings) -> list[Row]:

@@ -193,7 +193,7 @@ def _collective_times(row: CollectiveRow, contention: Contention) -> CollectiveT
     )
 
 
-def _slowdown_row(found: Slowdown, of: ClassSlowdown | None = None) -> SlowdownRow:
+def _slowdown_row(slowdown: Slowdown, of: ClassSlowdown | None = None) -> SlowdownRow:
     key = None if of is None else of.collective
     return SlowdownRow(
         kernel_class=None if of is None else of.kernel_class.value,
@@ -201,12 +201,12 @@ def _slowdown_row(found: Slowdown, of: ClassSlowdown | None = None) -> SlowdownR
         communicator=None if key is None else key.communicator,
         bytes=None if key is None else key.num_bytes,
         channels=None if key is None else key.num_channels,
-        num_overlapped=found.num_overlapped,
-        num_alone=found.num_alone,
-        slowdown=found.slowdown,
-        low=found.low,
-        high=found.high,
-        stretched_s=seconds(found.stretched_ns),
+        num_overlapped=slowdown.num_overlapped,
+        num_alone=slowdown.num_alone,
+        slowdown=slowdown.slowdown,
+        low=slowdown.low,
+        high=slowdown.high,
+        stretched_s=seconds(slowdown.stretched_ns),
     )
 
 

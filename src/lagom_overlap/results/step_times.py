@@ -17,6 +17,7 @@ MOST_STEPS: Final = 10_000
 SETTLE: Final = 3
 """Steps left out at the beginning, which warm up connections, allocators and compilation. Chosen, not measured."""
 _MAX_BYTES: Final = 1 << 24
+"""Chosen: a million steps."""
 
 
 class RunSteps(msgspec.Struct, frozen=True, kw_only=True):

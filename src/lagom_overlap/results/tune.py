@@ -98,13 +98,13 @@ class MeasuredSearch:
 
     def timelines_under(self, arm: str) -> dict[str, Timeline]:
         """The last timeline of every group in an arm of the verdict."""
-        found: dict[str, Timeline] = {}
+        timelines: dict[str, Timeline] = {}
         for entry in self.entries:
             if entry.step.kind is StepKind.VERDICT and entry.step.arm == arm:
                 for name, outcome in entry.outcomes.items():
                     if isinstance(outcome, Measurement) and outcome.timeline is not None:
-                        found[name] = outcome.timeline
-        return found
+                        timelines[name] = outcome.timeline
+        return timelines
 
 
 def times_of(problems: Problems, runs: Mapping[str, Sequence[Outcome]]) -> Times | None:
@@ -333,7 +333,7 @@ def _row(entry: Entry, problem: GroupProblem, columns: Mapping[str, None]) -> Ro
     name, step = problem.group.name, entry.step
     outcome = entry.outcomes[name]
     ran = None if isinstance(outcome, Failure) else outcome
-    knobs = {f"{comm}.{knob}": value for comm, held in _configs(entry, problem) for knob, value in held.items()}
+    knobs = {f"{comm}.{knob}": value for comm, config in _configs(entry, problem) for knob, value in config.items()}
     return {
         "number": step.number,
         "kind": step.kind.value,

@@ -1,9 +1,9 @@
 """Event simulation of a pipeline: every stage runs its slots in order, each waits for its neighbour's result.
 
 A forward of model chunk c waits for the same micro-batch's forward of chunk c - 1, a backward for that of c + 1 (the
-last chunk's backward for its own forward). Sending blocks the sender, its time is part of the slot (Megatron-LM waits
-for every point-to-point before it goes on), or takes `transfer_s` during the sender's next slot (its interleaved
-schedule with `overlap_p2p_comm`; what the transfer takes from the concurrent products is not modelled).
+last chunk's backward for its own forward). Sending blocks the sender, its time is part of the slot, or takes
+`transfer_s` during the sender's next slot (what the transfer takes from the concurrent products is not modelled). Of
+Megatron-LM's schedules, where both ends wait: `sim.transfers`.
 """
 
 from collections.abc import Sequence
@@ -59,6 +59,10 @@ class Pass(NamedTuple):
     def after(self) -> "Pass":
         """The one that needs its result; after the last chunk and before the first one there is none."""
         return Pass(self.forward, self.micro_batch, self.chunk + (1 if self.forward else -1))
+
+    def before(self) -> "Pass":
+        """The one whose result it needs; of the first chunk's forward and the last one's backward there is none."""
+        return Pass(self.forward, self.micro_batch, self.chunk - (1 if self.forward else -1))
 
 
 def run_pipeline(

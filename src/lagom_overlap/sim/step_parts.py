@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ _OF_EMBEDDING: Final = ("head.embed", "head.positions")
 _TOTAL: Final = 0
 _EXPOSED: Final = 1
 _STRETCHED: Final = 2
+"""Columns of a communicator's times: in all, exposed, and what its collectives stretch of computations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +65,16 @@ class _Batch:
 class StepParts:
     """The parts of a step that was built with `num_built` micro-batches; slots by chunk, of the one that repeats.
 
-    `first_forward_s` are those of the first micro-batch, from the step's begin.
+    `first_forward_s` are those of the first micro-batch, from the step's begin. `forward_sends_s` and
+    `backward_sends_s` are what of a slot comes behind its last computation: a transfer that the stage waits for.
     """
 
     num_built: int
     first_forward_s: tuple[float, ...]
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
+    forward_sends_s: tuple[float, ...]
+    backward_sends_s: tuple[float, ...]
     optimizer_s: float
     batches: tuple[_Batch, ...]
 
@@ -120,6 +124,11 @@ class SimulatedStep:
         """From the first start, which is 0, to the last end."""
         return float(self.ends_s.max())
 
+    @property
+    def repeats(self) -> int:
+        """The micro-batch that stands for all but the first and the last; with fewer than three the first."""
+        return min(1, max(0, int(self.columns.batches.max()) - 1))
+
     def op(self, number: int) -> Op:
         """The operator of that place in issue order."""
         operator: Op = self.columns.distinct[int(self.columns.of[number])]
@@ -155,14 +164,14 @@ def parts_of(step: SimulatedStep, price: FrameworkModel, chunks: int, *, waits_f
     for batch, name, seconds in _stretched(step, comps, others, stretch_s):
         batches[batch].comms[name][_STRETCHED] += seconds
     _communicators(step, np.flatnonzero(on_stream), others, batches)
-    first_forward_s, forward_s, backward_s = _slots(
-        step, chunks, num_built, on_stream & ~updates, waits_for_sends=waits_for_sends
-    )
+    slots = _slots(step, chunks, num_built, on_stream & ~updates, waits_for_sends=waits_for_sends)
     return StepParts(
         num_built=num_built,
-        first_forward_s=first_forward_s,
-        forward_s=forward_s,
-        backward_s=backward_s,
+        first_forward_s=slots.first_forward_s,
+        forward_s=slots.steady_s[:chunks],
+        backward_s=slots.steady_s[chunks:],
+        forward_sends_s=slots.sends_s[:chunks],
+        backward_sends_s=slots.sends_s[chunks:],
         optimizer_s=sum(lasted_s[optimizer].tolist()),
         batches=batches,
     )
@@ -240,13 +249,21 @@ def _charge(step: SimulatedStep, number: int | None, from_s: float, to_s: float,
         number, to_s = _latest(step, number), begins_s
 
 
-def _slots(
-    step: SimulatedStep, chunks: int, num_built: int, computes: NDArray[np.bool_], *, waits_for_sends: bool
-) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
+class _Slots(NamedTuple):
     """Seconds of each chunk's first forward, and of its forward and backward of the micro-batch that repeats.
 
-    A slot lasts from the end of the one before to its last computation's, or to its transfer's where the stage waits.
+    `sends_s` is what of the latter comes behind the last computation.
     """
+
+    first_forward_s: tuple[float, ...]
+    steady_s: tuple[float, ...]
+    sends_s: tuple[float, ...]
+
+
+def _slots(
+    step: SimulatedStep, chunks: int, num_built: int, computes: NDArray[np.bool_], *, waits_for_sends: bool
+) -> _Slots:
+    """A slot lasts from the end of the one before to its last computation's, or its transfer's if the stage waits."""
     columns = step.columns
     sends = columns.flags(lambda op: isinstance(op, CommOp) and op.communicator == PIPELINE)
     counted = np.flatnonzero(computes | sends if waits_for_sends else computes)
@@ -264,16 +281,17 @@ def _slots(
     chunk = chunk[np.maximum.accumulate(np.where(chunk >= 0, np.arange(len(chunk)), 0))]
     is_backward = ~columns.flags(lambda op: op.origin.phase in _FORWARD)[counted]
     keys = (2 * batch_of + is_backward) * chunks + chunk
-    ends_s = np.zeros(2 * num_built * chunks)
+    ends_s, computed_s = np.zeros((2, 2 * num_built * chunks))
     np.maximum.at(ends_s, keys, step.ends_s[counted])
+    np.maximum.at(computed_s, keys[~sends[counted]], step.ends_s[counted][~sends[counted]])
     order = list(dict.fromkeys(keys.tolist()))
     begins_s = dict(zip(order, [float(step.starts_s[counted[0]]), *ends_s[order].tolist()], strict=False))
     first = [float(ends_s[key]) - (begins_s[key] if key != order[0] else 0.0) for key in range(chunks)]
-    steady = min(1, max(0, num_built - 2))
     # The backward of an embedding that is alone in its chunk, and frozen, has no operator.
-    steady_keys = range(2 * steady * chunks, 2 * (steady + 1) * chunks)
+    steady_keys = range(2 * step.repeats * chunks, 2 * (step.repeats + 1) * chunks)
     times = [float(ends_s[key]) - begins_s[key] if key in begins_s else 0.0 for key in steady_keys]
-    return tuple(first), tuple(times[:chunks]), tuple(times[chunks:])
+    sent = [float(ends_s[key] - max(computed_s[key], begins_s.get(key, 0.0))) for key in steady_keys]
+    return _Slots(tuple(first), tuple(times), tuple(sent))
 
 
 def _is_of_head(op: Op) -> bool:

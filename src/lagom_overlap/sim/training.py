@@ -9,6 +9,7 @@ stages' (`sim.pipeline`); what comes before the first slot and after the last on
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
+from operator import sub
 from typing import Final
 
 import numpy as np
@@ -22,6 +23,7 @@ from lagom_overlap.sim.framework import FrameworkModel
 from lagom_overlap.sim.iteration import IterationSimulator
 from lagom_overlap.sim.pipeline import SlotRun, SlotTimes, run_pipeline
 from lagom_overlap.sim.step_parts import CommTimes, Seconds, SimulatedStep, StepParts, StepWaits, parts_of
+from lagom_overlap.sim.transfers import run_programs, stage_program
 from lagom_overlap.timeline import Span, SpanKind, Timeline
 from lagom_overlap.workload import CommOp
 from lagom_overlap.workload.issued import IssuedStep
@@ -181,6 +183,7 @@ class TrainingSimulator:
         )
         rules = self._steps.rules
         self._gathers_at_first, self._queues = rules.stays_whole(layout), rules.queues_transfers(layout)
+        self._exchanges = rules.exchanges_transfers(layout)
         self._built: dict[int, _Built] = {}
         self.price = FrameworkModel.of(
             cluster,
@@ -232,8 +235,10 @@ class TrainingSimulator:
     def _role_of(self, built: _Built, config_of: Callable[[CommOp], CommConfig | None]) -> _Role:
         step = built.simulated(config_of)
         transfer_s, goes_on = 0.0, self._layout.overlap_p2p or self._queues
-        if goes_on:
+        if goes_on or self._exchanges:
             sends = built.columns.flags(lambda op: isinstance(op, CommOp) and op.communicator == PIPELINE)
+            # Of the last micro-batch reductions may slow them down.
+            sends &= built.columns.batches == step.repeats
             transfer_s = float((step.ends_s - step.starts_s)[sends].max(initial=0.0))
         parts = parts_of(step, self.price, self._layout.chunks, waits_for_sends=not goes_on)
         return _Role(parts, step.makespan_s, transfer_s)
@@ -277,17 +282,12 @@ class TrainingSimulator:
     def _times(self, simulated: Mapping[int, _Role]) -> TrainingTimes:
         layout = self._layout
         roles = [simulated[self._stage_like(rank)] for rank in range(layout.pipeline)]
-        slot_times = [
-            SlotTimes(
-                role.parts.forward_s,
-                role.parts.backward_s,
-                role.transfer_s,
-                role.parts.first_forward_s if self._gathers_at_first else None,
-            )
-            for role in roles
-        ]
-        orders = [stage_slots(layout, rank) for rank in range(layout.pipeline)]
-        runs = run_pipeline(orders, slot_times, is_queued=self._queues and not layout.overlap_p2p)
+        slot_times = [self._slot_times(role) for role in roles]
+        if self._exchanges:
+            runs = run_programs([stage_program(layout, rank) for rank in range(layout.pipeline)], slot_times)
+        else:
+            orders = [stage_slots(layout, rank) for rank in range(layout.pipeline)]
+            runs = run_pipeline(orders, slot_times, is_queued=self._queues and not layout.overlap_p2p)
         rows, iteration_s = [], 0.0
         for rank, (role, run) in enumerate(zip(roles, runs, strict=True)):
             row = self._row(rank, role, run[-1].end_s)
@@ -298,6 +298,16 @@ class TrainingSimulator:
             rows.append(row)
         flops = model_flops(self._model, layout.global_batch, self._seq_len, frozen=layout.frozen)
         return TrainingTimes(iteration_s=iteration_s, stages=tuple(rows), runs=runs, model_flops=flops)
+
+    def _slot_times(self, role: _Role) -> SlotTimes:
+        """A stage's slots; without what sending takes, where exchanges are waited for on their own."""
+        parts = role.parts
+        forward_s, backward_s = parts.forward_s, parts.backward_s
+        if self._exchanges:
+            forward_s = tuple(map(sub, forward_s, parts.forward_sends_s))
+            backward_s = tuple(map(sub, backward_s, parts.backward_sends_s))
+        first_s = parts.first_forward_s if self._gathers_at_first else None
+        return SlotTimes(forward_s, backward_s, role.transfer_s, first_s)
 
     def steps_s(self, times: TrainingTimes) -> tuple[float, ...]:
         """Each stage's step of one micro-batch with nothing to wait for (s); without a pipeline the whole iteration."""

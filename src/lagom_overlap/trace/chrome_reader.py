@@ -30,9 +30,12 @@ NEARLY_US: Final = 0.9 * 2**53 / 1000
 _SAMPLE: Final = 16
 """One event of so many is looked at: a file has times of one kind."""
 _BLOCK: Final = 256 * KIB
+"""Bytes that are read at once."""
 _MAX_HEADER: Final = 64 * MIB
 _MAX_BUFFER: Final = 64 * MIB
+"""Chosen: a header has some KB, an event some hundred bytes; beyond it the file is none, or damaged."""
 _MAX_CUTS: Final = 24
+"""Places before which a block is cut until what is left is whole JSON. Chosen, not measured."""
 _MAX_REFUSED: Final = 8
 """Blocks turned down one after the other, after which none is offered any more."""
 _EVENTS_KEY: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -231,8 +234,8 @@ class EventReader:
             buffer += self._stream.read(max(0, wanted - len(buffer)))
             if len(buffer) < wanted:
                 break
-            found = self._decode_block(buffer)
-            if found is None:
+            decoded = self._decode_block(buffer)
+            if decoded is None:
                 wanted *= 2
                 if wanted > _MAX_BUFFER:
                     raise TraceError(
@@ -240,7 +243,7 @@ class EventReader:
                     )
                 continue
             wanted = self._block
-            events, rest, has_ended = found
+            events, rest, has_ended = decoded
             yield events
             if has_ended:
                 self._finish(header, rest)

@@ -56,15 +56,15 @@ def read_cpu_trace(path: Path, index: int, fallback: TraceError) -> GpuTrace:
     Raises:
         TraceError: `fallback` if it holds no collective and no operator that computes.
     """
-    held, header, name = read_cpu_events(path, index)
-    computes = [(thread, span) for thread, spans in held.threads.items() for span in _outermost(spans)]
-    every = [span for spans in held.threads.values() for span in spans]
+    cpu_events, header, name = read_cpu_events(path, index)
+    computes = [(thread, span) for thread, spans in cpu_events.threads.items() for span in _outermost(spans)]
+    every = [span for spans in cpu_events.threads.values() for span in spans]
     every.sort(key=lambda span: span.start_ns)
     runs = [span for span in every if span.name.startswith(RUN_PREFIX)]
     if not computes or not runs:
         raise fallback
-    thread_of = {id(span): thread for thread, spans in held.threads.items() for span in spans}
-    numbers = {thread: number for number, thread in enumerate(held.threads)}
+    thread_of = {id(span): thread for thread, spans in cpu_events.threads.items() for span in spans}
+    numbers = {thread: number for number, thread in enumerate(cpu_events.threads)}
     columns = EventColumns()
     shapes: dict[bytes, int] = {}
     added: list[CpuSpan] = []
@@ -83,7 +83,7 @@ def read_cpu_trace(path: Path, index: int, fallback: TraceError) -> GpuTrace:
         added.append(span)
     launch = np.full(len(columns), NO_TIME, dtype=np.int64)
     events, order = columns.build(launch, columns.column("shape"))
-    tids = [str(tid) for _, tid in held.threads]
+    tids = [str(tid) for _, tid in cpu_events.threads]
     threads = tuple(f"thread {tids[number]}" for number in sorted({numbers[thread_of[id(span)]] for span in added}))
     info = header.distributed_info if type(header.distributed_info) is dict else {}
     rank, world = to_int(info.get("rank")), to_int(info.get("world_size"))
@@ -96,8 +96,8 @@ def read_cpu_trace(path: Path, index: int, fallback: TraceError) -> GpuTrace:
         format="Kineto, CPU only",
         rank=rank if rank >= 0 else None,
         events=replace(events, streams=threads),
-        calls=_calls(held, runs, row_of, header),
-        steps=_steps(held),
+        calls=_calls(cpu_events, runs, row_of, header),
+        steps=_steps(cpu_events),
         world_size=world if world > 0 else None,
         is_cpu=True,
         phases=_phases(every),
@@ -143,23 +143,23 @@ def _frameworks(spans: Sequence[CpuSpan]) -> set[str]:
     return frameworks
 
 
-def _steps(held: CpuEvents) -> tuple[ProfilerStep, ...]:
+def _steps(events: CpuEvents) -> tuple[ProfilerStep, ...]:
     steps: dict[int, ProfilerStep] = {}
-    for at, (start, end, name) in enumerate(sorted(held.steps)):
+    for at, (start, end, name) in enumerate(sorted(events.steps)):
         number = _STEP_NUMBER.search(name)
         step = ProfilerStep(number=int(number[1]) if number else at, start_ns=start, end_ns=end)
         steps.setdefault(step.number, step)
     return tuple(sorted(steps.values(), key=lambda step: step.start_ns))
 
 
-def _calls(held: CpuEvents, runs: Sequence[CpuSpan], row_of: dict[int, int], header: Header) -> tuple[CommCall, ...]:
+def _calls(events: CpuEvents, runs: Sequence[CpuSpan], row_of: dict[int, int], header: Header) -> tuple[CommCall, ...]:
     info = header.distributed_info if type(header.distributed_info) is dict else {}
     groups = info.get("pg_config")
     only = groups[0] if type(groups) is list and len(groups) == 1 and type(groups[0]) is dict else {}
     num_ranks = max(0, to_int(only.get("pg_size"))) or (max(0, to_int(info.get("world_size"))) if only else 0)
     description = only.get("pg_desc")
     communicator = description if type(description) is str and description not in ("", "undefined") else "gloo"
-    asked = {id(run): call for call, run in pairs_of_runs(held)}
+    asked = {id(run): call for call, run in pairs_of_runs(events)}
     comm_calls = []
     for run in runs:
         call = asked.get(id(run))

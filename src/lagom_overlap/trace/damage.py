@@ -35,7 +35,9 @@ _FEW: Final = 8
 _MOST_OVER: Final = 0.2
 """Where more kernels than this share end after later ones, what is called a stream does not run one after the other."""
 _DAY_NS: Final = 86_400 * NS_PER_S
+"""A kernel does not start a day after its launch: one of the two times is damaged."""
 _MAX_NAME: Final = 60
+"""Characters of a kernel's name in a warning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

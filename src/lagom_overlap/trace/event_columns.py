@@ -47,6 +47,7 @@ _COLUMNS: Final = (
 )
 _GEOMETRY: Final = len(_COLUMNS)
 _WIDTH: Final = _GEOMETRY + 6
+"""Numbers of a row: the columns, and grid and block with three each."""
 
 
 @dataclass(slots=True)

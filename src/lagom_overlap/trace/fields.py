@@ -10,10 +10,12 @@ from lagom_overlap.trace.gpu_trace import UNKNOWN
 
 _US: Final = 1000
 _PLAIN_US: Final = MAX_NS / (2 * _US)
+"""Up to here microseconds times a thousand do not overflow."""
 _MAX_US: Final = MAX_NS / _US
 _MAX_DIMS: Final = 64
 """As many as a tensor of PyTorch has at most."""
 _MAX_RANKS: Final = 1_000_000
+"""Chosen: a longer list of ranks is damage."""
 MAX_GRID: Final = 2**31
 """No side of a grid or block is as long."""
 

@@ -30,6 +30,7 @@ _SQLITE_MAGIC: Final = b"SQLite format 3\x00"
 _GZIP_BITS: Final = 31
 """zlib's largest window (15), and 16 for gzip's header."""
 _PACKED_BLOCK: Final = 64 * KIB
+"""Packed bytes that are read at once."""
 _TAR_MAGIC_AT: Final = 257
 """Where POSIX puts "ustar" in a header."""
 _PEEK: Final = 512
@@ -260,8 +261,8 @@ def trace_paths(path: Path) -> tuple[Path, ...]:
         return (path,)
     if (path / "run.json").is_file() and (path / "traces").is_dir():
         path /= "traces"  # of a run of ours, whose other files are named like traces
-    found = tuple(sorted(p for p in path.iterdir() if p.is_file() and _is_named_like_a_trace(p.name)))
-    if not found:
+    paths = tuple(sorted(p for p in path.iterdir() if p.is_file() and _is_named_like_a_trace(p.name)))
+    if not paths:
         below = _folder_below(path)
         if below is not None:
             raise TraceError(
@@ -270,7 +271,7 @@ def trace_paths(path: Path) -> tuple[Path, ...]:
             )
         allowed = ", ".join(_TRACE_SUFFIXES)
         raise TraceError(f"folder {str(path)!r} holds no trace (folders in it are not searched); allowed: {allowed}")
-    return found
+    return paths
 
 
 def _folder_below(path: Path) -> Path | None:
@@ -320,14 +321,14 @@ def _members(stream: ByteStream, path: Path, limits: Limits) -> Iterator[ByteStr
                     raise TraceError(f"{stream.name}: refused, more than {limits.max_members} files in it")
                 if not member.isfile() or not _is_member(member.name):
                     continue
-                held = archive.extractfile(member)
-                if held is None:
+                content = archive.extractfile(member)
+                if content is None:
                     continue
                 name = short_name(path, member.name)
                 if name.endswith(".gz"):
-                    yield ByteStream(_Gunzip(held), name, member.size, limits)
+                    yield ByteStream(_Gunzip(content), name, member.size, limits)
                 else:
-                    yield ByteStream(held, name, None, limits)
+                    yield ByteStream(content, name, None, limits)
     except tarfile.TarError as error:
         if not stream.was_cut:
             raise TraceError(f"{stream.name}: damaged tar archive: {error}") from error
@@ -351,18 +352,18 @@ def _zip_members(file: IO[bytes], path: Path, limits: Limits) -> Iterator[ByteSt
             for member in archive.filelist:
                 if member.is_dir() or not _is_member(member.filename):
                     continue
-                held = short_name(path, member.filename)
+                shown = short_name(path, member.filename)
                 if member.flag_bits & _ZIP_ENCRYPTED:
-                    raise TraceError(f"{held}: is encrypted; unpack it yourself")
+                    raise TraceError(f"{shown}: is encrypted; unpack it yourself")
                 try:
                     opened = archive.open(member)
                 except (NotImplementedError, UnicodeDecodeError, OSError) as error:
-                    raise TraceError(f"{held}: is packed in a way that is not read ({error}); unpack it") from error
+                    raise TraceError(f"{shown}: is packed in a way that is not read ({error}); unpack it") from error
                 with opened:
                     current.source = opened
                     unpacked = _CountedFile(whole)
-                    packed = _Gunzip(unpacked) if held.endswith(".gz") else unpacked
-                    yield ByteStream(packed, held, member.compress_size, limits)
+                    packed = _Gunzip(unpacked) if shown.endswith(".gz") else unpacked
+                    yield ByteStream(packed, shown, member.compress_size, limits)
     except BadZipFile as error:
         raise TraceError(f"{name}: damaged zip archive, or a part of one: {error}") from error
 

@@ -33,6 +33,7 @@ from lagom_overlap.units import GIB, format_bytes
 
 _PEERS: Final = re.compile(r"(send|recv) (\d{1,8})(?:->|<-)(\d{1,8})")
 _MAX_FLIGHT: Final = 1 * GIB
+"""Chosen, far above what a recorder's ring holds."""
 _RANK_IN_NAME: Final = re.compile(r"(?<!nccl)(?<!\d)(\d+)(?:\.json)?(?:\.gz)?$")
 """A dump named after PyTorch's engine (`nccl2.json`) says nothing of a rank."""
 _FOLLOWING_ENGINE: Final = "nccl"
@@ -226,13 +227,13 @@ def _flight_call(entry: _FlightEntry, groups: dict[str, _FlightGroup], recorder:
 
 def _pair(words: str, ranks: tuple[int, ...]) -> tuple[int, int] | None:
     """The ranks that `send 0->1` or `recv 1<-0` goes from and to; the words number them within the group."""
-    found = _PEERS.search(words)
-    if found is None:
+    match = _PEERS.search(words)
+    if match is None:
         return None
-    own, peer = int(found[2]), int(found[3])
+    own, peer = int(match[2]), int(match[3])
     if max(own, peer) < len(ranks):
         own, peer = ranks[own], ranks[peer]
-    return (own, peer) if found[1] == "send" else (peer, own)
+    return (own, peer) if match[1] == "send" else (peer, own)
 
 
 def read_flight_recorder(stream: ByteStream, prefix: bytes) -> tuple[GpuTrace, ...]:

@@ -19,7 +19,9 @@ from lagom_overlap.trace.names import kind_of, op_of, reach_of_kind
 from lagom_overlap.units import MIB, format_bytes
 
 _MAX_LINE: Final = 16 * MIB
+"""Chosen: a line is one collective, some hundred bytes."""
 _BLOCK: Final = 4 * MIB
+"""Bytes that are read at once."""
 _MAX_WORD: Final = 40
 """Characters of an algorithm's or protocol's name; NCCL's have at most a dozen."""
 NO_TIMELINE: Final = "holds collectives without a timeline: nothing is known about computation, overlap or exposure"
@@ -127,7 +129,7 @@ def _call(header: _InspectorHeader, perf: _InspectorPerf | _InspectorP2p) -> Com
 
 def _losses(stats: dict[tuple[int, str], _InspectorStats], calls: dict[int, list[CommCall]], rank: int) -> list[str]:
     """A line where the inspector lost calls of a rank: it counts all so far, so a communicator's last count tells."""
-    lost = _num_lost([found for (of_rank, _), found in stats.items() if of_rank == rank])
+    lost = _num_lost([stat for (of_rank, _), stat in stats.items() if of_rank == rank])
     if not lost:
         return []
     kept = len(calls.get(rank, []))
@@ -139,7 +141,7 @@ def _losses(stats: dict[tuple[int, str], _InspectorStats], calls: dict[int, list
 
 def _num_lost(stats: Iterable[_InspectorStats]) -> int:
     """Calls that the inspector says it lost, by the last count of each communicator."""
-    return sum(max(0, to_int(found.coll_dropped_total)) + max(0, to_int(found.p2p_dropped_total)) for found in stats)
+    return sum(max(0, to_int(stat.coll_dropped_total)) + max(0, to_int(stat.p2p_dropped_total)) for stat in stats)
 
 
 def read_inspector(stream: ByteStream, prefix: bytes) -> tuple[GpuTrace, ...]:

@@ -44,25 +44,26 @@ class NoGpuEventError(TraceError):
 
 
 _FEW_AT_END: Final = 2
+"""Launches at the end whose kernels a profiler that was stopped does not see."""
 _MANY_AT_END: Final = 0.1
 """Of all launches: as many as make a step torn (`analysis.findings`)."""
 _NO_DESCRIPTION: Final = ("", "undefined", "None")
 
 
-def _calls(held: KinetoEvents, events: GpuEvents, added: Int64, world_size: int | None) -> tuple[CommCall, ...]:
+def _calls(kineto: KinetoEvents, events: GpuEvents, added: Int64, world_size: int | None) -> tuple[CommCall, ...]:
     """The collectives among the events of one device."""
     rows = np.flatnonzero(events.role == ROLE_CODES[EventRole.COMM])
-    correlation = held.columns.column("correlation")[added[rows]]
-    call = join(held.call_correlation, correlation)
+    correlation = kineto.columns.column("correlation")[added[rows]]
+    call = join(kineto.call_correlation, correlation)
     groups = _Communicators()
     return tuple(
-        _call(held, events, int(row), held.comm_args[int(added[row])], int(at), groups, world_size)
+        _call(kineto, events, int(row), kineto.comm_args[int(added[row])], int(at), groups, world_size)
         for row, at in zip(rows, call, strict=True)
     )
 
 
 def _call(  # noqa: PLR0917
-    held: KinetoEvents,
+    kineto: KinetoEvents,
     events: GpuEvents,
     row: int,
     args: CollectiveArgs,
@@ -74,7 +75,7 @@ def _call(  # noqa: PLR0917
     words = args.collective_name if type(args.collective_name) is str else ""
     fallback: tuple[LaunchedComm, ...] = ()
     if not words and call != UNKNOWN:
-        fallback = held.comm_ops_around(call)
+        fallback = kineto.comm_ops_around(call)
         words = next((op.name for op in fallback if op.name.startswith(NCCL_PREFIXES)), "")
         with_fields = next((op.args for op in fallback if type(op.args.collective_name) is str), None)
         if with_fields is not None:
@@ -168,16 +169,16 @@ def _num_gpus(properties: Any) -> int:
     return len(properties) if type(properties) is list else 0
 
 
-def _lost_launches(held: KinetoEvents) -> tuple[tuple[int, ...], int]:
+def _lost_launches(kineto: KinetoEvents) -> tuple[tuple[int, ...], int]:
     """(times of launches of kernels that are not in the file, launches of kernels in all).
 
     What was launched after the last kernel began may not have run before the profiler stopped. PyTorch's waits for the
     GPU first, so where that is much of all launches it was lost, or cut off in the middle of a step, which is as bad.
     """
-    launches = np.unique(np.frombuffer(held.kernel_launches, dtype=np.int64))
-    seen = held.columns.column("correlation")
-    at_ns = launches_of(launches, held.call_correlation, held.call_ns)
-    last_ns = int(held.columns.column("start_ns").max()) if len(seen) else 0
+    launches = np.unique(np.frombuffer(kineto.kernel_launches, dtype=np.int64))
+    seen = kineto.columns.column("correlation")
+    at_ns = launches_of(launches, kineto.call_correlation, kineto.call_ns)
+    last_ns = int(kineto.columns.column("start_ns").max()) if len(seen) else 0
     lost = ~np.isin(launches, seen) & (at_ns != NO_TIME)
     if np.count_nonzero(lost & (at_ns >= last_ns)) <= max(_FEW_AT_END, _MANY_AT_END * len(launches)):
         lost &= at_ns < last_ns
@@ -243,7 +244,7 @@ def read_kineto(
     lost_ns, num_launches = _lost_launches(builder)
     version = info.get("nccl_version")
     slow_launches = builder.slow_calls()
-    found = []
+    traces = []
     for device in devices:
         built, added = builder.columns.build(launch, shape, device=device if len(devices) > 1 else None)
         gpu_name, num_sms = _device_of(reader.header.device_properties, device)
@@ -255,7 +256,7 @@ def read_kineto(
         more += lost_launches(steps, lost_ns, num_launches)
         if early and not gpu_name.endswith(EMULATED_GPU):
             more.append(f"{early} GPU events start before their launch: the clocks of CPU and GPU disagree")
-        found.append(
+        traces.append(
             GpuTrace(
                 file=name if len(devices) == 1 else f"{name} (gpu {device})",
                 format="Kineto",
@@ -278,4 +279,4 @@ def read_kineto(
                 warnings=(*warnings, *more),
             )
         )
-    return tuple(found)
+    return tuple(traces)

@@ -32,8 +32,8 @@ class MergedTracesError(TraceError):
 
 def rank_in(pid: Hashable) -> int | None:
     """The rank that a `pid` names; None if it names none."""
-    found = _RANK.search(pid) if isinstance(pid, str) else None
-    return None if found is None else int(found[1])
+    match = _RANK.search(pid) if isinstance(pid, str) else None
+    return None if match is None else int(match[1])
 
 
 def processes_of(
@@ -62,7 +62,7 @@ def processes_of(
         owned[min(launches, key=lambda process: _distance(*launches[process], correlation, start_ns))].add(pid)
     if len(owned) < 2:
         return ()
-    return tuple((f"process {pid}", None, frozenset({pid, *held})) for pid, held in owned.items())
+    return tuple((f"process {pid}", None, frozenset({pid, *others})) for pid, others in owned.items())
 
 
 def _distance(launched: Int64, launch_ns: Int64, correlation: Int64, start_ns: Int64) -> tuple[int, float]:

@@ -96,8 +96,8 @@ class _Database:
         """The rows of a table of `_TABLES`, of its newest version that has any; a column that is not there is None."""
         for name in self.tables.get(table, ()):
             try:
-                held = {row[1] for row in self._connection.execute(f"PRAGMA table_info({name})")}
-                wanted = ", ".join(f'"{column}"' if column in held else "NULL" for column in columns)
+                existing = {row[1] for row in self._connection.execute(f"PRAGMA table_info({name})")}
+                wanted = ", ".join(f'"{column}"' if column in existing else "NULL" for column in columns)
                 cursor = self._connection.execute(f"SELECT {wanted} FROM {name} LIMIT {_MAX_ROWS}")
                 is_empty = True
                 while batch := cursor.fetchmany(_BATCH):
@@ -235,8 +235,8 @@ class _Reader:
                 self._take_slow(process, words, interval, SLOW_COLLECTIVE_NS)
         nccl.sort()
         steps = {
-            process: tuple(sorted(held.values(), key=lambda step: step.start_ns))
-            for process, held in by_process.items()
+            process: tuple(sorted(by_number.values(), key=lambda step: step.start_ns))
+            for process, by_number in by_process.items()
         }
         return steps, nccl
 

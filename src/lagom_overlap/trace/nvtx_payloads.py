@@ -100,8 +100,15 @@ class NcclRanges:
     def around(self, thread: int, at_ns: int) -> NcclRange | None:
         """The innermost range around a time on a thread."""
         ranges = self.threads.get(thread, [])
-        last = bisect_right(ranges, at_ns, key=lambda held: held.start_ns)
-        return next((held for held in reversed(ranges[max(0, last - _MAX_DEPTH) : last]) if at_ns <= held.end_ns), None)
+        last = bisect_right(ranges, at_ns, key=lambda nccl_range: nccl_range.start_ns)
+        return next(
+            (
+                nccl_range
+                for nccl_range in reversed(ranges[max(0, last - _MAX_DEPTH) : last])
+                if at_ns <= nccl_range.end_ns
+            ),
+            None,
+        )
 
     def rank_of(self, process: int) -> tuple[int, int] | None:
         """(rank, number of ranks) of a process in its largest communicator."""

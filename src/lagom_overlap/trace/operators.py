@@ -38,6 +38,7 @@ _BACKWARD: Final = "autograd::engine::evaluate_function"
 _OPTIMIZER: Final = "Optimizer.step"
 _STEP: Final = "ProfilerStep"
 _MAX_TENSORS: Final = 10_000
+"""Of one operator (foreach kernels have many): bounds the work on a damaged event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +193,7 @@ def read_cpu_events(path: Path, index: int | None = None) -> tuple[CpuEvents, He
     Raises:
         TraceError: if the file cannot be read, or holds several traces and no number says which.
     """
-    held, header, name = CpuEvents(), Header(), ""
+    cpu_events, header, name = CpuEvents(), Header(), ""
     with open_streams(path) as streams:
         for number, stream in enumerate(streams):
             if index is not None and number != index:
@@ -202,18 +203,18 @@ def read_cpu_events(path: Path, index: int | None = None) -> tuple[CpuEvents, He
             name = stream.name
             reader = EventReader(stream)
             for events in reader.blocks():
-                held.take(events)
+                cpu_events.take(events)
             header = reader.header
             if index is not None:
                 break
     if not name:
         raise TraceError(f"{short_name(path)}: an archive without a trace in it")
-    return held, header, name
+    return cpu_events, header, name
 
 
-def pairs_of_runs(held: CpuEvents) -> list[tuple[CpuSpan, CpuSpan]]:
+def pairs_of_runs(events: CpuEvents) -> list[tuple[CpuSpan, CpuSpan]]:
     """Each call of a collective with gloo's run of it."""
-    _, calls, runs = _walk(held, set())
+    _, calls, runs = _walk(events, set())
     return _paired(calls, runs)
 
 
@@ -228,13 +229,13 @@ def _paired(calls: Sequence[CpuSpan], runs: Sequence[CpuSpan]) -> list[tuple[Cpu
     return pairs
 
 
-def _walk(held: CpuEvents, asked: set[str]) -> tuple[list[CpuSpan], list[CpuSpan], list[CpuSpan]]:
+def _walk(events: CpuEvents, asked: set[str]) -> tuple[list[CpuSpan], list[CpuSpan], list[CpuSpan]]:
     """(operators that were asked for, calls of collectives, gloo's runs of them), each in order of start."""
-    has_autograd = any(span.name.startswith(_BACKWARD) for spans in held.threads.values() for span in spans)
+    has_autograd = any(span.name.startswith(_BACKWARD) for spans in events.threads.values() for span in spans)
     taken: list[CpuSpan] = []
     calls: list[CpuSpan] = []
     runs: list[CpuSpan] = []
-    for spans in held.threads.values():
+    for spans in events.threads.values():
         stack: list[tuple[CpuSpan, CpuSpan | None, Phase | None]] = []
         for span in sorted(spans, key=lambda span: (span.start_ns, -span.end_ns)):
             while stack and stack[-1][0].end_ns <= span.start_ns:
@@ -250,7 +251,7 @@ def _walk(held: CpuEvents, asked: set[str]) -> tuple[list[CpuSpan], list[CpuSpan
                     owner, span.phase = span, phase
                     into.append(span)
             if owner is not None and span.external > 0:
-                owner.kernel_ns += held.kernel_ns.get(span.external, 0)
+                owner.kernel_ns += events.kernel_ns.get(span.external, 0)
             stack.append((span, owner, phase))
     for kept in (taken, calls, runs):
         kept.sort(key=lambda span: span.start_ns)

@@ -25,9 +25,13 @@ from lagom_overlap.trace.merged import MergedTracesError
 from lagom_overlap.units import KIB, MIB
 
 _SNIFF: Final = 64 * KIB
+"""Bytes that are looked at first."""
 _MAX_SNIFF: Final = 64 * MIB
+"""Bytes that are looked at for a file's kind: enough for the metadata that may stand first."""
 _MAX_PATTERN: Final = 1000
+"""Chosen: bounds what Python's `re` may take."""
 _MIN_PARALLEL: Final = 64 * MIB
+"""Unpacked bytes from which starting processes costs less than they save. Chosen, not measured."""
 _CPU_ALONE: Final = "no GPU event, unlike the others"
 _FOREIGN_MARKS: Final = (
     (
@@ -91,8 +95,8 @@ def compile_pattern(text: str | None) -> re.Pattern[str] | None:
 
 def _which(data: bytes) -> int | None:
     """Which mark comes first; None where there is none."""
-    found = [(match.start(), index) for index, mark in enumerate(_MARKS) if (match := mark.search(data))]
-    return min(found)[1] if found else None
+    places = [(match.start(), index) for index, mark in enumerate(_MARKS) if (match := mark.search(data))]
+    return min(places)[1] if places else None
 
 
 def _read_stream(stream: ByteStream, options: ReadOptions) -> tuple[GpuTrace, ...]:
@@ -272,7 +276,7 @@ def read_traces(
         from lagom_overlap.trace.parallel import read_in_processes  # noqa: PLC0415 - multiprocessing takes its time
 
         parts = read_in_processes(files, partial(_read_all, options=options), num_jobs)
-    found: list[tuple[int, GpuTrace]] = []
+    traces: list[tuple[int, GpuTrace]] = []
     failed: list[tuple[int, TraceError]] = []
     num_done = 0
     with closing(parts):
@@ -284,7 +288,7 @@ def read_traces(
                     raise item
                 failed.append((index, item))
             else:
-                found.append((index, item))
+                traces.append((index, item))
             observe(
                 ReadProgress(
                     num_done=num_done,
@@ -292,13 +296,13 @@ def read_traces(
                     trace=item.file if isinstance(item, GpuTrace) else None,
                 )
             )
-    if any(len(trace.events) and not trace.is_cpu for _, trace in found):
-        failed += [(index, TraceError(f"{trace.file}: {_CPU_ALONE}")) for index, trace in found if trace.is_cpu]
-        found = [(index, trace) for index, trace in found if not trace.is_cpu]
+    if any(len(trace.events) and not trace.is_cpu for _, trace in traces):
+        failed += [(index, TraceError(f"{trace.file}: {_CPU_ALONE}")) for index, trace in traces if trace.is_cpu]
+        traces = [(index, trace) for index, trace in traces if not trace.is_cpu]
     failed.sort(key=lambda pair: pair[0])
-    if not found:
+    if not traces:
         raise failed[0][1]
     if unread is not None:
         unread.extend(f"{error}; this file is left out" for _, error in failed)
-    found.sort(key=lambda pair: (pair[1].rank is None, pair[1].rank or 0, pair[0]))
-    return tuple(trace for _, trace in found)
+    traces.sort(key=lambda pair: (pair[1].rank is None, pair[1].rank or 0, pair[0]))
+    return tuple(trace for _, trace in traces)

@@ -64,8 +64,10 @@ MAX_SUBSPACES: Final = 40
 TOP_K: Final = 3
 LR_FACTOR: Final = 0.8
 NO_LR: Final = -1.0
+"""No step has gained yet."""
 KNOBS: Final = ("channels", "threads", "chunk")
 FAILURES_TO_JUMP: Final = 2 * len(KNOBS)
+"""Both directions of every knob without a gain: the climb begins elsewhere."""
 BEST_SHARE: Final = 0.75
 """Of the measurements of a candidate the fastest count (`meanOfTopPercent`)."""
 TOO_SLOW: Final = 1.5
@@ -341,6 +343,7 @@ def _configs(bests: list[tuple[CommConfig, float]]) -> Assignment:
 
 NUM_PRETRAIN: Final = 20
 NUM_TRAIN: Final = 50
+"""Samples and steps of all subspaces together."""
 OWN_MEASUREMENTS: Final = 1 + max(
     num * (max(NUM_PRETRAIN // num, 1) + max(NUM_TRAIN // num, 1)) for num in range(1, MAX_SUBSPACES + 1)
 )

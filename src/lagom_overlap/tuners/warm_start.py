@@ -56,8 +56,8 @@ class WarmStart:
 
     def first(self, problem: GroupProblem) -> Assignment | None:
         """The best assignment of an earlier group like this one, preferably of the same name; None if there is none."""
-        alike = [held for held in self.earlier if held.best is not None and held.is_like(problem)]
-        alike.sort(key=lambda held: held.problem.group.name != problem.group.name)
+        alike = [earlier for earlier in self.earlier if earlier.best is not None and earlier.is_like(problem)]
+        alike.sort(key=lambda earlier: earlier.problem.group.name != problem.group.name)
         return alike[0].best if alike else None
 
 

@@ -21,7 +21,6 @@ from lagom_overlap.hardware import Cluster
 from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
 from lagom_overlap.record import check_new_folder, utc_now
 from lagom_overlap.results.analyze import Analysis, AnalyzeResult
-from lagom_overlap.results.analyze_against import against_run
 from lagom_overlap.results.analyze_rows import collective_times, contention_times, group_times, part_times, rank_times
 from lagom_overlap.sim.what_if import WhatIf
 from lagom_overlap.timeline import Timeline
@@ -95,7 +94,7 @@ def run_analyze(request: AnalyzeRequest, observe: Callable[[ReadProgress], None]
     warnings = _unread(unread, request) + findings.warnings + filled.sentences + _shown(repeated, request)
     findings = replace(findings, warnings=warnings)
     other = analyse(read(request.against), seed=request.seed) if request.against else None
-    compared = None if other is None else against(findings, other, seed=request.seed)
+    compared = None if other is None else against(findings, other, files=_names(other), seed=request.seed)
     groups = overlap_groups(findings)
     what_ifs = _what_ifs(findings, groups, machine)
     found = advice_of(findings)
@@ -118,8 +117,8 @@ def run_analyze(request: AnalyzeRequest, observe: Callable[[ReadProgress], None]
         hangs=tuple(map(str, findings.hangs)),
         warnings=findings.warnings,
         files=_files(request),
-        against=None if other is None or compared is None else against_run(compared, _names(other)),
-        measured=Analysis(findings=findings, groups=groups, hta=hta, against=compared),
+        against=compared,
+        measured=Analysis(findings=findings, groups=groups, hta=hta),
     )
     result = replace(result, said=result.summary(), measured=result.analysis)
     if request.out is not None:

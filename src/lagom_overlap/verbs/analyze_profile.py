@@ -55,8 +55,8 @@ def _site(calls: Sequence[ProfiledCollective]) -> ProfiledSite:
     )
 
 
-def _network(found: Iterable[ProfiledNetwork]) -> NetworkOfSite:
-    calls = tuple(found)
+def _network(networks: Iterable[ProfiledNetwork]) -> NetworkOfSite:
+    calls = tuple(networks)
     return NetworkOfSite(
         sent_bytes=median(call.sent_bytes for call in calls),
         received_bytes=median(call.received_bytes for call in calls),

@@ -363,6 +363,7 @@ def compare_planners(
         LagomError: if a planner does not exist or none of them finds a plan.
     """
     check_planners(planners)
+    given = replace(given, problem=replace(given.problem, whole=None))  # others plan one step, which all are judged by
     if seed is not None:
         given = replace(given, problem=replace(given.problem, seed=seed))
     rows: list[PlannerRow] = []

@@ -40,6 +40,7 @@ from lagom_overlap.verbs.saved_runs import figures
 _NUM_RESAMPLES: Final = 2000
 """Enough for the ends of a 95 % interval to be stable to a few per cent of its length."""
 _CONFIDENCE: Final = (2.5, 97.5)
+"""Percentiles: the ends of a 95 % interval."""
 MIN_STEPS: Final = 20
 """Settled steps of each run from which an interval is told: fewer make no blocks."""
 _TOML: Final = ("configs.toml", "plan.toml")

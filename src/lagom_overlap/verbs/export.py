@@ -48,7 +48,9 @@ from lagom_overlap.verbs.own_trace import is_own_run, read_own_run
 from lagom_overlap.workload import CommOp
 
 MAX_CONFIGS_BYTES: Final = 16 << 20
+"""Chosen, far above the settings of any job that is known."""
 _MAX_TIMELINE_BYTES: Final = 1 << 30
+"""Chosen, far above any timeline that is written."""
 _NOT_NCCL: Final = ("gloo", "workers")
 """Backends whose channels and chunks are their own engine's, not NCCL's."""
 

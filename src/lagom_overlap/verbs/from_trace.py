@@ -148,25 +148,25 @@ def _cluster(job: Job, findings: Findings) -> tuple[Cluster, tuple[str, ...]]:
 
 
 def _defaults(traced: Sequence[TracedGroup], model: ContentionModel) -> dict[str, TracedDefault]:
-    defaults = {held.group.name: default_of(held, model) for held in traced}
+    defaults = {traced_group.group.name: default_of(traced_group, model) for traced_group in traced}
     most: dict[str, int] = {}
-    for held in traced:
-        for op, config in zip(held.group.comms, defaults[held.group.name], strict=True):
+    for traced_group in traced:
+        for op, config in zip(traced_group.group.comms, defaults[traced_group.group.name], strict=True):
             most[op.communicator] = max(most.get(op.communicator, 1), config.num_channels or 1)
     return {
-        held.group.name: TracedDefault(
-            configs=defaults[held.group.name],
-            reaches=held.reaches,
-            most_channels=tuple(most[op.communicator] for op in held.group.comms),
+        traced_group.group.name: TracedDefault(
+            configs=defaults[traced_group.group.name],
+            reaches=traced_group.reaches,
+            most_channels=tuple(most[op.communicator] for op in traced_group.group.comms),
         )
-        for held in traced
+        for traced_group in traced
     }
 
 
 def _nccl_of(findings: Findings) -> NcclVersion | None:
     """The release of NCCL that the job ran; None where no trace says it."""
-    found = (_NCCL.match(rank.trace.nccl_version) for rank in findings.ranks)
-    named = next((match for match in found if match is not None), None)
+    matches = (_NCCL.match(rank.trace.nccl_version) for rank in findings.ranks)
+    named = next((match for match in matches if match is not None), None)
     return None if named is None else (int(named[1]), int(named[2]), int(named[3] or 0))
 
 
@@ -190,9 +190,9 @@ def _held_out_words(errors: FitErrors) -> str:
 
 def _notes(fit: TraceFit, findings: Findings, errors: FitErrors) -> tuple[str, ...]:
     job = fit.job
-    held_s = sum(held.makespan_s * held.source.per_step for held in job.groups)
+    held_s = sum(traced_group.makespan_s * traced_group.source.per_step for traced_group in job.groups)
     step_s = errors.step_s
-    estimated = sum(held.num_estimated for held in job.groups)
+    estimated = sum(traced_group.num_estimated for traced_group in job.groups)
     notes = [
         "Predicted from a trace: nothing was run. The times come from the contention model, fitted to the trace.",
         f"The fitted model gives the groups' makespans with a mean error of {format_percent(fit.mean_abs_error)}; of a "
@@ -220,24 +220,26 @@ def _errors(fit: TraceFit, halves: Sequence[TraceFit], trace: GroupedTrace, find
     A fit to every second window cannot tell that later steps differ from earlier ones: that difference counts, too.
     """
     traced = fit.job.groups
-    measured = [{held.group.name: held.makespan_s for held in half.job.groups} for half in halves]
+    measured = [
+        {traced_group.group.name: traced_group.makespan_s for traced_group in half.job.groups} for half in halves
+    ]
     simulated = [half.makespans_s() for half in halves]
     in_sample = fit.makespans_s()
     error_s, num_held_out = {}, {}
-    for held in traced:
-        name = held.group.name
+    for traced_group in traced:
+        name = traced_group.group.name
         crossed = [
             abs(ours[name] - theirs[name])
             for ours, theirs in zip(simulated, reversed(measured), strict=True)
             if name in ours and name in theirs
         ]
-        seen = abs(in_sample[name] - held.makespan_s)
+        seen = abs(in_sample[name] - traced_group.makespan_s)
         error_s[name] = max(trace.drifts_s[name], *(crossed or [seen]))
-        num_held_out[name] = held.source.num_occurrences if crossed else 0
+        num_held_out[name] = traced_group.source.num_occurrences if crossed else 0
     return FitErrors(
         step_s=_step_s(findings),
         is_emulated=_is_emulated(findings),
-        per_step={held.group.name: held.source.per_step for held in traced},
+        per_step={traced_group.group.name: traced_group.source.per_step for traced_group in traced},
         error_s=error_s,
         num_held_out=num_held_out,
     )
@@ -278,14 +280,14 @@ def _step_s(findings: Findings) -> float:
 
 def _calls(findings: Findings) -> list[TracedCall]:
     """All collectives of the trace that say what they are, each once."""
-    found = {
+    calls = {
         TracedCall(
             communicator=row.key.communicator, num_ranks=row.key.num_ranks, kind=row.kind, num_bytes=row.key.num_bytes
         )
         for row in findings.rows
         if row.kind is not None
     }
-    return sorted(found, key=lambda call: (call.communicator, call.num_ranks, call.kind, call.num_bytes))
+    return sorted(calls, key=lambda call: (call.communicator, call.num_ranks, call.kind, call.num_bytes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,19 +311,23 @@ def _sites(traced: Sequence[TracedGroup], findings: Findings) -> _Sites:
     """
     named = {(row.key.communicator, row.key.num_ranks) for row in findings.rows if row.kind is not None}
     alike = Counter(num_ranks for _, num_ranks in named)
-    found: dict[tuple[int, CollectiveKind, int], list[tuple[str, int, tuple[int, ...], str]]] = defaultdict(list)
-    for held in traced:
-        for at, (op, comm) in enumerate(zip(held.group.comms, held.source.comms, strict=True)):
-            if held.reaches[at] is not KnobReach.NONE:
+    asked_by: dict[tuple[int, CollectiveKind, int], list[tuple[str, int, tuple[int, ...], str]]] = defaultdict(list)
+    for traced_group in traced:
+        for at, (op, comm) in enumerate(zip(traced_group.group.comms, traced_group.source.comms, strict=True)):
+            if traced_group.reaches[at] is not KnobReach.NONE:
                 asked = op.collective.num_ranks, op.collective.kind, op.collective.num_bytes
-                found[asked].append((held.group.name, at, comm.places, op.communicator))
+                asked_by[asked].append((traced_group.group.name, at, comm.places, op.communicator))
     places: dict[tuple[str, int], tuple[int, ...]] = {}
     ties: list[Tie] = []
     notes: list[str] = []
-    for (num_ranks, kind, num_bytes), calls in found.items():
-        every = [place for _, _, held, _ in calls for place in held]
-        if alike[num_ranks] == 1 and all(held for _, _, held, _ in calls) and len(set(every)) == len(every):
-            places |= {(group, at): held for group, at, held, _ in calls}
+    for (num_ranks, kind, num_bytes), calls in asked_by.items():
+        every = [place for _, _, traced_group, _ in calls for place in traced_group]
+        if (
+            alike[num_ranks] == 1
+            and all(traced_group for _, _, traced_group, _ in calls)
+            and len(set(every)) == len(every)
+        ):
+            places |= {(group, at): traced_group for group, at, traced_group, _ in calls}
             continue
         if len(calls) == 1:
             continue
@@ -359,7 +365,7 @@ def _record(
         calls=_calls(findings),
         sites=[
             TracedSite(
-                group=held.group.name,
+                group=traced_group.group.name,
                 comm=op.name,
                 call=TracedCall(
                     communicator=op.communicator,
@@ -367,24 +373,24 @@ def _record(
                     kind=op.collective.kind,
                     num_bytes=op.collective.num_bytes,
                 ),
-                places=sites.places.get((held.group.name, at), ()),
+                places=sites.places.get((traced_group.group.name, at), ()),
             )
-            for held in job.groups
-            for at, op in enumerate(held.group.comms)
-            if held.reaches[at] is not KnobReach.NONE
+            for traced_group in job.groups
+            for at, op in enumerate(traced_group.group.comms)
+            if traced_group.reaches[at] is not KnobReach.NONE
         ],
         cycles=list(sites.cycles),
         groups=[
             TracedGroupRow(
-                name=held.group.name,
-                bound=held.source.bound.value,
-                per_step=held.source.per_step,
-                measured_s=held.makespan_s,
-                simulated_s=ratio * held.makespan_s,
-                num_kernels=len(held.source.kernel_keys),
-                num_estimated=held.num_estimated,
+                name=traced_group.group.name,
+                bound=traced_group.source.bound.value,
+                per_step=traced_group.source.per_step,
+                measured_s=traced_group.makespan_s,
+                simulated_s=ratio * traced_group.makespan_s,
+                num_kernels=len(traced_group.source.kernel_keys),
+                num_estimated=traced_group.num_estimated,
             )
-            for held, ratio in zip(job.groups, ratios, strict=True)
+            for traced_group, ratio in zip(job.groups, ratios, strict=True)
         ],
     )
 
@@ -423,7 +429,7 @@ def predicted_job(request: FromTraceRequest) -> PredictedJob:
     halves = [fit_trace(findings, list(half.values()), model, half=at) for at, half in enumerate(trace.halves)]
     errors = _errors(fit, [half for half in halves if half is not None], trace, findings)
     _check_modelled(errors, traced.groups, trace.drifts_s)
-    groups = tuple(held.group for held in traced.groups)
+    groups = tuple(traced_group.group for traced_group in traced.groups)
     sites = _sites(traced.groups, findings)
     backend_request = replace(job.request_for(groups, seed=request.seed), cluster=fit.model.cluster)
     return PredictedJob(

@@ -14,7 +14,8 @@ from lagom_overlap.record import read_regular
 
 PLAN_NAME: Final = "plan.toml"
 _MAX_ENVIRONMENT_BYTES: Final = 1 << 20
-_ASSIGNMENT: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)")
+"""Chosen: such a file has some lines."""
+_ASSIGNMENT: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _OURS: Final = ("LAGOM_RUN_", "PYTHONPATH")
 """Variables by which a run finds our hooks; a file that sets them would take the run apart."""
 
@@ -97,12 +98,14 @@ def read_environment(path: Path) -> Mapping[str, str]:
     except (OSError, UnicodeDecodeError) as error:
         raise JobError(f"environment file {str(path)!r} cannot be read: {getattr(error, 'strerror', error)}") from None
     variables: dict[str, str] = {}
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         match = _ASSIGNMENT.fullmatch(line.strip())
         if match is None:
             raise JobError(f"environment file {str(path)!r}, line {number}: {line.strip()[:80]!r} is not NAME=value")
+        if "\0" in line:
+            raise JobError(f"environment file {str(path)!r}, line {number}: {match[1]} holds a NUL, which no value can")
         if match[1].startswith(_OURS):
             raise JobError(f"environment file {str(path)!r}, line {number}: {match[1]} is lagom run's own")
         variables[match[1]] = match[2]

@@ -15,6 +15,7 @@ from lagom_overlap.errors import JobError
 from lagom_overlap.record import read_regular
 
 _MAX_BYTES: Final = 4 << 20
+"""Chosen: no script that people write is larger."""
 _WRAPPERS: Final = MappingProxyType(
     {
         "fully_shard": "fsdp2",

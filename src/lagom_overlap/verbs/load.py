@@ -35,6 +35,7 @@ _HOMES: Final = MappingProxyType(
 )
 """Module of `results` and class; each is imported only when such a run is loaded."""
 _MAX_BYTES: Final = 1 << 30
+"""Chosen: the journal of a long search has some MB."""
 
 
 def load_run(path: Path) -> Result:

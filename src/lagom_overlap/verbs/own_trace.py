@@ -32,6 +32,7 @@ from lagom_overlap.units import format_seconds
 from lagom_overlap.verbs.from_trace import FromTraceRequest, predicted_job
 
 _MAX_BYTES: Final = 1 << 30
+"""Chosen: the journal of a long search has some MB."""
 
 
 class OwnTraceRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -37,10 +37,10 @@ from lagom_overlap.units import format_memory, format_percent, format_seconds
 from lagom_overlap.verbs.plan_carrier import Carried, carried, nobody
 from lagom_overlap.verbs.plan_file import check_plan, check_plan_file, plan_toml, read_plan
 from lagom_overlap.verbs.plan_fsdp2 import fsdp2_lines, key_notes
-from lagom_overlap.verbs.plan_megatron import megatron_files, megatron_lines, megatron_plan
-from lagom_overlap.verbs.plan_problem import ONE_STAGE, OURS, WHOLE, Check, PlanInput
+from lagom_overlap.verbs.plan_megatron import megatron_files, megatron_lines, megatron_plan, simulated_iteration
+from lagom_overlap.verbs.plan_problem import ONE_STAGE, OURS, WHOLE, Check, PlanInput, with_settings
 from lagom_overlap.verbs.plan_run import executed
-from lagom_overlap.verbs.simulate_what_if import spent_of
+from lagom_overlap.verbs.simulate_what_if import spent, spent_of
 from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
 from lagom_overlap.workload.rewrite.apply import rewritten
 
@@ -71,7 +71,7 @@ class Planned:
     """A plan, the step simulated before and after it, and the seconds that it took.
 
     `interrupted`: the user ended the search. `megatron` is what Megatron-LM's switches do to the whole iteration, of a
-    plan of those, and `gain` what they gain together (None: told by the timelines).
+    plan of those. `gain` is what settings gain of a whole iteration together (None: told by the timelines).
     """
 
     plan: Plan
@@ -113,15 +113,28 @@ def judged(given: PlanInput, plan: Plan, solve_s: float) -> Planned:
     """
     if plan.changes_nothing:
         plan = replace(plan, iteration=given.issued)
+    if plan.planner == SETTINGS_PLANNERS[Carrier.FSDP2] and given.problem.whole is not None:
+        return _judged_whole(given, plan, solve_s)
     before = simulated(given.problem, given.issued)
     after = simulated(given.problem, plan.iteration, plan.configs)
     refuse_beyond("the plan", after.peak_bytes, given.problem.memory_limit_bytes)
     return Planned(plan=plan, before=before, after=after, solve_s=solve_s)
 
 
+def _judged_whole(given: PlanInput, plan: Plan, solve_s: float) -> Planned:
+    """FSDP2's settings judged by the whole iteration, as `lagom simulate` tells it."""
+    job = given.step
+    assert job is not None, "a named model's"
+    advised = with_settings(job, plan.settings) if isinstance(plan.settings, Fsdp2Settings) else job
+    before, after = simulated_iteration(job), simulated_iteration(advised)
+    refuse_beyond("the plan", after.peak_bytes, given.problem.memory_limit_bytes)
+    gain = what_if(AskedChange("the plan", ""), spent(job.times), spent(advised.times))
+    return Planned(plan=plan, before=before, after=after, solve_s=solve_s, gain=gain)
+
+
 def _is_one_stage(given: PlanInput, found: Planned) -> bool:
     """Whether the figures are of one micro-batch through the first stage, not of the whole iteration."""
-    return given.problem.pipeline > 1 and found.megatron is None
+    return given.problem.pipeline > 1 and found.gain is None
 
 
 def own_order(given: PlanInput) -> str:

@@ -4,15 +4,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from lagom_overlap.errors import JobError
-from lagom_overlap.planners.carriers import NO_GRAPH, SETTINGS_PLANNERS, Carrier
+from lagom_overlap.planners.carriers import NO_GRAPH, SETTINGS_PLANNERS, STEPS_OF, Carrier, settings_carrier
 from lagom_overlap.planners.framework import FSDP2
 from lagom_overlap.verbs.plan_problem import OURS, PlanInput
 
-STEPS_OF: Final = {
-    Carrier.FSDP2: (FSDP2,),
-    Carrier.MEGATRON: ("Megatron-LM", "Megatron-DeepSpeed"),
-}
-"""Whose steps a carrier of settings runs, by the title of the framework's file."""
 _PLANNER_OF: Final = {planner: carrier for carrier, planner in SETTINGS_PLANNERS.items()}
 
 
@@ -44,7 +39,7 @@ def _own(given: PlanInput) -> Carrier | None:
     """The carrier that is the step's own framework."""
     if given.is_program:
         return Carrier.PROGRAM
-    return next((one for one, whose in STEPS_OF.items() if given.problem.framework in whose), None)
+    return settings_carrier(given.problem.framework)
 
 
 def _check(given: PlanInput, carrier: Carrier, planner: str) -> None:

@@ -23,13 +23,14 @@ from lagom_overlap.jobfile.spec import (
 )
 from lagom_overlap.jobfile.step import JobStep
 from lagom_overlap.jobfile.variants import JobVariants
-from lagom_overlap.planners.base import OpTimes, PlanProblem
+from lagom_overlap.planners.base import OpTimes, PlanProblem, StepTotals
 from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.planners.deadline import SearchBudget
 from lagom_overlap.planners.framework import FSDP2, framework_of
 from lagom_overlap.planners.simulated import simulated
 from lagom_overlap.planners.times import ModelTimes
 from lagom_overlap.results.plan import TimesOrigin
+from lagom_overlap.sim.training import MAX_BUILT
 from lagom_overlap.toml_tables import size_bytes
 from lagom_overlap.verbs.capture import captured_step
 from lagom_overlap.verbs.plan_times import FoundTimes, TimesWish, from_model, from_ranks, from_trace, from_training
@@ -190,6 +191,8 @@ def _of_job(job: Job, wish: TimesWish, check: Check) -> PlanInput:
     if problem.framework == FSDP2 and isinstance(problem.times, ModelTimes):
         units = units_of(visits_of(step.iteration))
         problem = replace(problem, settings=_settings_of(layout, units), told=partial(_told, problem, trained))
+        if not (trained.is_whole and layout.num_micro_batches <= MAX_BUILT):  # else the step is what is simulated
+            problem = replace(problem, whole=partial(_whole, trained))
     return replace(_input(job, problem, problem.unplanned, layout.num_gpus, found), step=trained)
 
 
@@ -228,9 +231,25 @@ def _told(problem: PlanProblem, trained: JobStep, settings: Fsdp2Settings) -> It
     Raises:
         JobError: if no keys say so.
     """
-    keys: dict[str, Any] = settings.keys()
-    other = replace(trained, layout=replace(trained.layout, **keys))
+    other = with_settings(trained, settings)
     return _holding(problem, replace(other.issued.issued, is_dataflow=True), other.memories[0])
+
+
+def _whole(trained: JobStep, settings: Fsdp2Settings) -> StepTotals:
+    """What the iteration of the job with those settings takes, as `lagom simulate` tells it."""
+    other = with_settings(trained, settings)
+    return StepTotals(other.times.iteration_s, other.most_bytes)
+
+
+def with_settings(trained: JobStep, settings: Fsdp2Settings) -> JobStep:
+    """The job with keys that say FSDP2's settings.
+
+    Raises:
+        JobError: if no keys say so.
+    """
+    keys: dict[str, Any] = settings.keys()
+    layout = replace(trained.layout, **keys)
+    return trained if layout == trained.layout else replace(trained, layout=layout)
 
 
 def _trained(job: Job) -> JobStep:

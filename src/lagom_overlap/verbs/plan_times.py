@@ -26,6 +26,7 @@ from lagom_overlap.workload.rewrite.pieces import piece
 MIN_SHARE: Final = 0.1
 """A trace that holds less of a step's time than that is not of this step."""
 REPEATS: Final = 7
+"""Runs of an operator or collective, of which the median counts. Chosen, not measured."""
 CHUNKS: Final = (2, 4, 8)
 """Pieces that planners cut operators into: Concerto's N, Centauri's equal parts."""
 MAX_WORKS: Final = 64
@@ -256,6 +257,7 @@ def _probed(iteration: Iteration, measured: Mapping[str, float]) -> dict[Work, f
 _ONE_SIZE: Final = 2.0
 """Largest over smallest below which a line through both says nothing of where it starts."""
 _LEAST: Final = 1e-18
+"""Seconds per byte or operation where the line through the measurements falls: a piece takes some time."""
 
 
 @dataclass(frozen=True, slots=True)

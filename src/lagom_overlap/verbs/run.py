@@ -29,6 +29,7 @@ from typing import Final
 import msgspec
 
 import lagom_overlap
+from lagom_overlap.engines.gloo_space import check_collective, check_config
 from lagom_overlap.errors import JobError, LagomError, MissingDependencyError, OutputError
 from lagom_overlap.export.deployment import Deployment
 from lagom_overlap.export.env_file import CARVE_OUT_VARIABLE
@@ -49,7 +50,7 @@ from lagom_overlap.export.run_variables import (
     WORLD_VARIABLE,
     RunMode,
 )
-from lagom_overlap.export.saved import GLOO_ROUTE, read_saved
+from lagom_overlap.export.saved import GLOO_ROUTE, NCCL_ROUTES, SavedSettings, read_saved
 from lagom_overlap.jobfile.conflicts import conflicts, with_conf_files
 from lagom_overlap.jobfile.online_settings import read_online_deployment
 from lagom_overlap.jobfile.run_folder import RECORD, RUNS_FOLDER, RunFolder, RunKind, RunProcess, RunRecord
@@ -366,9 +367,32 @@ def _check_saved(found: Given, mode: RunMode) -> None:
     """Refuses what online tuning did not save, and what it saved without settings where these are to be proven."""
     if found.kind is not GivenKind.SETTINGS:
         raise JobError(f"--online starts from settings that online tuning saved; {str(found.path)!r} is {found.kind}")
-    saved = read_saved(found.path)
+    saved = _saved(found.path)
     if mode is RunMode.PROVE and not saved.settings:
         raise JobError(f"{str(found.path)!r} sets nothing: the default was not beaten there, so nothing can be proven")
+
+
+def _saved(path: Path) -> SavedSettings:
+    """Settings that a job could be given.
+
+    Raises:
+        BundleError: if they cannot be read.
+        JobError: if their route is unknown, or lacks a knob that they set.
+    """
+    saved = read_saved(path)
+    if saved.route not in (GLOO_ROUTE, *NCCL_ROUTES):
+        raise JobError(
+            f"{str(path)!r} was saved on the route {saved.route!r}; allowed: {', '.join((GLOO_ROUTE, *NCCL_ROUTES))}"
+        )
+    if saved.route == GLOO_ROUTE:
+        for place, setting in enumerate(saved.settings):
+            try:
+                check_config(setting.config)
+                if not saved.size_octaves:  # a class is named after a size that no call need have
+                    check_collective(setting.site.call.collective)
+            except LagomError as error:
+                raise JobError(f"{str(path)!r}: settings[{place}]: {error}") from None
+    return saved
 
 
 def _fixed(found: Given) -> _Fixed:
@@ -382,7 +406,7 @@ def _fixed(found: Given) -> _Fixed:
             source = read_deployment(path)
             return _Fixed.of(source.deployment, source.notes)
         case GivenKind.SETTINGS:
-            if read_saved(path).route == GLOO_ROUTE:
+            if _saved(path).route == GLOO_ROUTE:
                 return _Fixed(mode=RunMode.HELD)
             deployment, saved = read_online_deployment(path)
             return replace(_Fixed.of(deployment), engine=saved.engine, world_size=saved.world_size)

@@ -25,6 +25,7 @@ JOURNALS: Final = ("measurements.jsonl", "journal.0.jsonl")
 EVENTS: Final = "events.0.jsonl"
 METRICS: Final = "metrics.0.prom"
 _MAX_TEXT_BYTES: Final = 256 << 20
+"""Chosen, far above the events of any job."""
 
 
 def whole_lines(path: Path, most_bytes: int = _MAX_TEXT_BYTES) -> tuple[str, ...]:

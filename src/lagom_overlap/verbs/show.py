@@ -90,17 +90,17 @@ def _proof(path: Path) -> ShowResult:
     saved, proof = RunFolder.read(path), read_proof(path)
     if proof is None:
         return _run(saved)
-    said = (f"decision: {proof.decision}", f"why: {proof.reason}", *_circumstances(saved))
-    return ShowResult(path=path, what=f"a proof of {proof.subject}", said=said, next=f"Next: {proof.next_line}")
+    lines = (f"decision: {proof.decision}", f"why: {proof.reason}", *_circumstances(saved))
+    return ShowResult(path=path, what=f"a proof of {proof.subject}", said=lines, next=f"Next: {proof.next_line}")
 
 
 def _run(saved: SavedRun) -> ShowResult:
     """What a run found, then what was asked for, when and where."""
     path, record = saved.path, saved.record
-    said, follow = list(_found(saved)), ""
+    lines, follow = list(_found(saved)), ""
     name = _typed(path)
-    if conclusion := [line for line in said if line.startswith("next: ")]:  # a training job ends with its own
-        said.remove(conclusion[0])
+    if conclusion := [line for line in lines if line.startswith("next: ")]:  # a training job ends with its own
+        lines.remove(conclusion[0])
         follow = conclusion[0].removeprefix("next: ")
     if record.process is not None and not saved.has_no_process:  # perhaps: of another machine nobody knows
         follow = f"lagom watch {name}"
@@ -119,7 +119,7 @@ def _run(saved: SavedRun) -> ShowResult:
     return ShowResult(
         path=path,
         what=f"a run of lagom {saved.kind.words}{of_job}",
-        said=(*said, *_searched(path), *_circumstances(saved)),
+        said=(*lines, *_searched(path), *_circumstances(saved)),
         next=f"Next: {follow}" if follow else "",
     )
 
@@ -188,15 +188,15 @@ def _searched(path: Path) -> list[str]:
     journals = sorted(path.glob("journal.*.jsonl"))
     if not journals:
         return []
-    decoder, said = msgspec.json.Decoder(_Line), []
+    decoder, lines = msgspec.json.Decoder(_Line), []
     try:
         for text in read_regular(journals[0], MAX_BUNDLE_BYTES).splitlines()[1:]:
             line = decoder.decode(text)
             if line.kind is StepKind.SEARCH:
-                said += [f"trial {line.number}: {_trial(row)}" for row in line.groups.values()]
+                lines += [f"trial {line.number}: {_trial(row)}" for row in line.groups.values()]
     except (OSError, ValueError) as error:  # msgspec's are ValueErrors
-        said.append(f"the journal {journals[0].name} cannot be read to its end: {error}")
-    return said
+        lines.append(f"the journal {journals[0].name} cannot be read to its end: {error}")
+    return lines
 
 
 def _trial(row: GroupRow) -> str:
@@ -249,25 +249,25 @@ def _toml(path: Path) -> ShowResult:
 def _model(path: Path) -> ShowResult:
     model = load_model(str(path))
     table = {field.name: getattr(model, field.name) for field in fields(model) if field.name != "name"}
-    said = [f"{model.num_params:,} parameters", *(f"{key} = {value}" for key, value in table.items() if value)]
+    lines = [f"{model.num_params:,} parameters", *(f"{key} = {value}" for key, value in table.items() if value)]
     follow = f"Next: lagom init {_typed(path)} --cluster h100_dgx --gpus 8    # any of lagom list clusters"
-    return ShowResult(path=path, what=f"a model file, {model.name!r}", said=tuple(said), next=follow)
+    return ShowResult(path=path, what=f"a model file, {model.name!r}", said=tuple(lines), next=follow)
 
 
 def _plan(path: Path, raw: Mapping[str, Any]) -> ShowResult:
     carrier = check_plan_file(path)  # from here on every key has its type
     head = raw["plan"]
-    said = [f"made by planner {head['planner']} for job {head.get('job') or 'unnamed'!r} on {head['num_ranks']} ranks"]
-    said += [f"times: {head['times']}"] if head.get("times") else []
+    lines = [f"made by planner {head['planner']} for job {head.get('job') or 'unnamed'!r} on {head['num_ranks']} ranks"]
+    lines += [f"times: {head['times']}"] if head.get("times") else []
     kinds = Counter(str(rewrite["rewrite"]) for rewrite in raw.get("rewrite", ()))
-    said += [f"{number} x {kind}" for kind, number in kinds.most_common()]
+    lines += [f"{number} x {kind}" for kind, number in kinds.most_common()]
     for name in ("fsdp2", "megatron"):
-        said += [f"{name}: {key} = {_short(value)}" for key, value in raw.get(name, {}).items()]
+        lines += [f"{name}: {key} = {_short(value)}" for key, value in raw.get(name, {}).items()]
     who = f"for {carrier}" if carrier is not None else "of a graph"
     follow = f"lagom plan JOB.toml --apply {_typed(path)}"
     if carrier is Carrier.FSDP2:
         follow = f"lagom run --prove {_typed(path)} -- COMMAND"
-    return ShowResult(path=path, what=f"a plan {who}", said=tuple(said), next=f"Next: {follow}")
+    return ShowResult(path=path, what=f"a plan {who}", said=tuple(lines), next=f"Next: {follow}")
 
 
 def _short(value: object) -> str:
@@ -281,7 +281,7 @@ def _short(value: object) -> str:
 def _configs(path: Path, raw: Mapping[str, object]) -> ShowResult:
     try:
         groups = msgspec.convert(raw.get("groups", {}), _Configs)
-        said = tuple(
+        lines = tuple(
             f"{group} {comm}: {config_text(msgspec.convert(knobs, CommConfig))}"
             for group, comms in groups.items()
             for comm, knobs in comms.items()
@@ -292,47 +292,47 @@ def _configs(path: Path, raw: Mapping[str, object]) -> ShowResult:
         raise BundleError(f"{str(path)!r} is damaged: adopted is {raw['adopted']!r}, must be true or false")
     adopted = "found faster by its verdict" if raw["adopted"] is True else "not adopted: the default stays"
     follow = f"Next: lagom export {_typed(path.parent)} --format plugin" if (path.parent / RECORD).is_file() else ""
-    return ShowResult(path=path, what=f"settings of a run of lagom tune, {adopted}", said=said, next=follow)
+    return ShowResult(path=path, what=f"settings of a run of lagom tune, {adopted}", said=lines, next=follow)
 
 
 def _job(path: Path) -> ShowResult:
     content = read_regular(path, MAX_JOB_BYTES)
     variants = JobVariants.read(path, may_lack_work=True)
     spec = variants.spec(next(variants.combinations()))
-    said = [
+    lines = [
         f"[{name}] {', '.join(f'{key} = {value!r}' for key, value in table.items())}"
         for name, table in parse_toml(content).items()
         if isinstance(table, dict)
     ]
-    said += [f"[[group]] {group.name}: {len(group.comm)} collectives, {group.count} times" for group in spec.group]
+    lines += [f"[[group]] {group.name}: {len(group.comm)} collectives, {group.count} times" for group in spec.group]
     verb = "simulate" if spec.model is not None else "plan" if spec.program is not None else "tune"
     what = f"a job file, {spec.job.name!r}"
-    return ShowResult(path=path, what=what, said=tuple(said), next=f"Next: lagom {verb} {_typed(path)}")
+    return ShowResult(path=path, what=what, said=tuple(lines), next=f"Next: lagom {verb} {_typed(path)}")
 
 
 def _settings(path: Path) -> ShowResult:
     saved = read_saved(path)
-    said = [f"{saved.world_size} ranks, {saved.route}, saved {saved.date}", f"verdict: {saved.verdict}"]
+    lines = [f"{saved.world_size} ranks, {saved.route}, saved {saved.date}", f"verdict: {saved.verdict}"]
     for setting in saved.settings:
         call = setting.site.call
-        said.append(
+        lines.append(
             f"{call.kind} of {format_bytes(call.num_bytes)} on {call.description!r}: {config_text(setting.config)}"
         )
     adopted = "adopted" if saved.is_adopted else "none: the default was not beaten"
     follow = f"Next: lagom run --config {_typed(path)} -- COMMAND"
-    return ShowResult(path=path, what=f"settings of a tuned job, {adopted}", said=tuple(said), next=follow)
+    return ShowResult(path=path, what=f"settings of a tuned job, {adopted}", said=tuple(lines), next=follow)
 
 
 def _table(path: Path) -> ShowResult:
     table = read_table(path)
-    said = [
+    lines = [
         f"{row.kind} of {format_bytes(row.first_bytes)} to {format_bytes(row.last_bytes)} on "
         f"{row.communicator.description!r} ({row.communicator.num_ranks} ranks): {config_text(row.config)}"
         for row in table.decisions
     ]
     what = f"a table of the tuner plug-in, {len(table.communicators)} communicators"
     return ShowResult(
-        path=path, what=what, said=tuple(said), next=f"Next: lagom run --config {_typed(path)} -- COMMAND"
+        path=path, what=what, said=tuple(lines), next=f"Next: lagom run --config {_typed(path)} -- COMMAND"
     )
 
 
@@ -349,9 +349,9 @@ def _capture(path: Path) -> ShowResult:
     moved = Counter[str]()
     for comm in iteration.comms:
         moved[str(comm.collective.kind)] += comm.collective.num_bytes
-    said = [f"{len(iteration.ops)} operators of one of {step.num_ranks} ranks"]
-    said += [f"{number} x {kind}, {format_bytes(moved[kind])} in all" for kind, number in kinds.most_common()]
-    said += [f"communicator {name}: {len(ranks)} ranks" for name, ranks in step.groups.items()]
-    said += [f"note: {note}" for note in step.notes]
+    lines = [f"{len(iteration.ops)} operators of one of {step.num_ranks} ranks"]
+    lines += [f"{number} x {kind}, {format_bytes(moved[kind])} in all" for kind, number in kinds.most_common()]
+    lines += [f"communicator {name}: {len(ranks)} ranks" for name, ranks in step.groups.items()]
+    lines += [f"note: {note}" for note in step.notes]
     follow = f"Next: lagom plan {_typed(path)} --cluster h100_dgx    # any of lagom list clusters"
-    return ShowResult(path=path, what=f"a captured step, {iteration.name!r}", said=tuple(said), next=follow)
+    return ShowResult(path=path, what=f"a captured step, {iteration.name!r}", said=tuple(lines), next=follow)

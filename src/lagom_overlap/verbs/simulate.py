@@ -23,9 +23,10 @@ from lagom_overlap.sim.what_if import WhatIf
 from lagom_overlap.timeline.metrics import overlap_metrics
 from lagom_overlap.trace.chrome_writer import chrome_trace
 from lagom_overlap.units import format_percent, format_seconds
-from lagom_overlap.verbs.simulate_what_if import captured_what_ifs, simulated_what_ifs
+from lagom_overlap.verbs.simulate_what_if import captured_what_ifs, planned_keys, simulated_what_ifs
 from lagom_overlap.workload.parallel import StageMemory
 from lagom_overlap.workload.step.framework_file import has_switch
+from lagom_overlap.workload.step.rules import IssueRules, Sharding
 
 _FILES = ("run.json", "report.html", "timeline.json")
 _NOTE = "Simulated: no hardware was measured. How far off the model is: lagom docs accuracy."
@@ -39,7 +40,7 @@ class SimulateRequest:
     out: Path | None = None
 
 
-def _unused(spec: JobSpec) -> list[str]:
+def _unused(spec: JobSpec, rules: IssueRules) -> list[str]:
     """What the job file says that this verb does not read, one note each."""
     notes = []
     if spec.tune != type(spec.tune)():
@@ -47,6 +48,8 @@ def _unused(spec: JobSpec) -> list[str]:
         notes.append(f"[tune] is not read by simulate{but}: collectives run as the links' constants say.")
     if spec.cost.noise:
         notes.append(f"cost.noise = {spec.cost.noise} is not read by simulate: it has no noise.")
+    if spec.parallel is not None and spec.parallel.bucket_bytes is not None and rules.sharding is not Sharding.BUCKETS:
+        notes.append(f"parallel.bucket_bytes is not read: framework {rules.name} reduces by unit, in no buckets.")
     table = type(spec.job)(name=spec.job.name)
     notes += [
         f"job.{name} is not read by simulate."
@@ -85,7 +88,12 @@ def run_simulate(request: SimulateRequest) -> SimulateResult:
         raise JobError(f"the iteration takes {times.iteration_s} s: a rate of cluster {cluster.name!r} is too small")
     notes = [_NOTE, _fitted("GPU operators: fitted on", job.operators.fitted_on)]
     notes.append(_fitted(f"Framework {job.framework.name}: fitted", job.framework.fitted_on))
-    notes += [accuracy_note(job), f"Profile {job.profile.label}", *_unused(spec), *nodes_notes(spec, cluster)]
+    notes += [
+        accuracy_note(job),
+        f"Profile {job.profile.label}",
+        *_unused(spec, job.rules),
+        *nodes_notes(spec, cluster),
+    ]
     notes += release_notes(spec.parallel, job.layout)
     carve_outs = [
         SimulatedCarveOut(sm_carveout=carved, iteration_s=replace(job, sm_carveout=carved).times.iteration_s)
@@ -94,6 +102,8 @@ def run_simulate(request: SimulateRequest) -> SimulateResult:
     if frees_nothing(job):
         notes.append(_freed_nothing(job))
     notes += _carve_out_notes(spec, times.iteration_s, carve_outs)
+    if keys := planned_keys(job):
+        notes.append(f"lagom plan prices more than is asked here: {', '.join(f'parallel.{key}' for key in keys)}.")
     what_ifs = simulated_what_ifs(job)
     ran = _Ran(job, times, simulator.steps_s(times), memories, carve_outs, what_ifs)
     result = _result(request, ran, notes)

@@ -14,6 +14,9 @@ from lagom_overlap.collective import Collective, CommConfig, Protocol, Transport
 from lagom_overlap.cost import ContentionModel
 from lagom_overlap.errors import LagomError
 from lagom_overlap.jobfile.step import JobStep
+from lagom_overlap.planners.carriers import Carrier, settings_carrier
+from lagom_overlap.planners.megatron.search import SwitchContext, considered
+from lagom_overlap.planners.megatron.settings import differing_keys
 from lagom_overlap.planners.memory import peak_of_spans
 from lagom_overlap.planners.simulated import stands_still_s
 from lagom_overlap.sim.iteration import IterationSimulator
@@ -39,7 +42,7 @@ from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
 from lagom_overlap.workload.fsdp2.visits import units_of, visits_of
 from lagom_overlap.workload.parallel import Dispatcher, PipelineSchedule
 from lagom_overlap.workload.step import changes_of
-from lagom_overlap.workload.step.framework_file import can_overlap_experts, dispatchers, switches
+from lagom_overlap.workload.step.framework_file import can_overlap_experts, dispatchers, framework_file, switches
 from lagom_overlap.workload.step.rules import Sharding
 
 CARVE_OUTS: Final = (8, 16, 24)
@@ -227,6 +230,20 @@ def switched_layouts(job: JobStep) -> Iterator[tuple[str, str, dict[str, Any]]]:
     if layout.zero_stage == 3 and layout.replicas > 1 and rules.sharding is Sharding.FSDP2:
         fewer = {"kept_units": 0} if layout.kept_units else {}
         yield _KEEPS, _KEEP_LINE, {"zero_stage": 2, **fewer}
+
+
+def planned_keys(job: JobStep) -> tuple[str, ...]:
+    """Keys of `[parallel]` that `lagom plan` prices for the job's framework, and no answer here."""
+    layout, tried = job.layout, set[str]()
+    match settings_carrier(framework_file(job.rules.name).title):
+        case Carrier.MEGATRON:
+            context = SwitchContext(model=job.model, rules=job.rules, precision=job.precision, gpu=job.cluster.gpu)
+            first = [*considered(layout, context)]  # some switches need another one: experts' overlap virtual stages
+            others = (other for one in first for other in (one, *considered(one, context)))
+            tried = {key for other in others for key in differing_keys(other, layout)}
+        case Carrier.FSDP2 if layout.zero_stage == 3 and layout.shard > 1 and layout.pipeline == 1:
+            tried = {"kept_units"}
+    return tuple(sorted(tried.difference(*(keys for _, _, keys in switched_layouts(job)))))
 
 
 def _flags(job: JobStep) -> Iterator[tuple[str, bool | int, str]]:

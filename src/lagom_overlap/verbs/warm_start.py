@@ -19,6 +19,7 @@ from lagom_overlap.tuners.warm_start import WarmStart, earlier_of
 
 MEASUREMENTS: Final = "measurements.jsonl"
 MAX_BYTES: Final = 1 << 30
+"""Chosen: the journal of a long search has some MB."""
 
 
 def check_run(run: str) -> None:

@@ -13,8 +13,8 @@ def parameter_gathers(iteration: Iteration) -> tuple[Buffer, ...]:
     """
     ops = {op.name: op for op in iteration.ops}
     need = first_need(iteration)
-    found = [b for b in iteration.buffers if b.users and _gathers_parameters(ops[b.maker], ops)]
-    return tuple(sorted(found, key=lambda buffer: need[buffer.maker]))
+    gathers = [b for b in iteration.buffers if b.users and _gathers_parameters(ops[b.maker], ops)]
+    return tuple(sorted(gathers, key=lambda buffer: need[buffer.maker]))
 
 
 def _gathers_parameters(op: Op, ops: dict[str, Op]) -> bool:
@@ -29,19 +29,19 @@ def copies_into(iteration: Iteration) -> dict[str, tuple[str, ...]]:
     A copy that several gathers read belongs to the first.
     """
     ops = {op.name: op for op in iteration.ops}
-    found: dict[str, tuple[str, ...]] = {}
+    copies: dict[str, tuple[str, ...]] = {}
     taken: set[str] = set()
     for buffer in parameter_gathers(iteration):
         op = ops[buffer.maker]
-        if op.name not in found and isinstance(op, CommOp):
-            found[op.name] = tuple(name for name in _copies_before(op, ops) or () if name not in taken)
-            taken.update(found[op.name])
-    return found
+        if op.name not in copies and isinstance(op, CommOp):
+            copies[op.name] = tuple(name for name in _copies_before(op, ops) or () if name not in taken)
+            taken.update(copies[op.name])
+    return copies
 
 
 def _copies_before(gather: CommOp, ops: dict[str, Op]) -> list[str] | None:
     """The copies that a gather waits for, first to last (FSDP2 converts, then copies in); None if it waits for more."""
-    found: list[str] = []
+    copies: list[str] = []
     for name in data_deps(gather, ops):
         chain, needed = [name], data_deps(ops[name], ops)
         while isinstance(dep := ops[chain[-1]], CompOp) and isinstance(dep.work, MemoryBound) and len(needed) == 1:
@@ -49,8 +49,8 @@ def _copies_before(gather: CommOp, ops: dict[str, Op]) -> list[str] | None:
             needed = data_deps(ops[needed[0]], ops)
         if needed or not (isinstance(dep, CompOp) and isinstance(dep.work, MemoryBound)):
             return None
-        found += reversed(chain)
-    return found
+        copies += reversed(chain)
+    return copies
 
 
 def begins_of_gathers(iteration: Iteration) -> dict[str, str]:
@@ -67,13 +67,13 @@ def users_of_gathers(iteration: Iteration) -> dict[str, tuple[str, ...]]:
     used: dict[str, tuple[str, ...]] = {}
     for buffer in iteration.buffers:
         used[buffer.maker] = tuple(dict.fromkeys((*used.get(buffer.maker, ()), *buffer.users)))
-    found = {}
+    users = {}
     for buffer in parameter_gathers(iteration):
         copies = [user for user in used[buffer.maker] if data_deps(ops[user], ops) == (buffer.maker,)]
         later = [user for copy in copies for user in used.get(copy, ())]
         is_copied_out = all(isinstance(op := ops[copy], CompOp) and isinstance(op.work, MemoryBound) for copy in copies)
-        found[buffer.maker] = tuple(dict.fromkeys((*used[buffer.maker], *(later if is_copied_out else ()))))
-    return found
+        users[buffer.maker] = tuple(dict.fromkeys((*used[buffer.maker], *(later if is_copied_out else ()))))
+    return users
 
 
 def gathers_by_group(iteration: Iteration) -> tuple[tuple[CommOp, ...], ...]:

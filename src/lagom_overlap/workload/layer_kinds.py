@@ -13,6 +13,7 @@ from typing import Final
 from lagom_overlap.errors import JobError
 
 MAX_LAYERS: Final = 10_000
+"""Chosen, far above any model that is known."""
 MAX_SIZE: Final = 1 << 30
 """Of heads, columns and tokens: beyond any model's, and small enough for products of three of them."""
 MAX_CHUNK: Final = 1 << 12

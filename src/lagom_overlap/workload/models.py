@@ -25,7 +25,9 @@ from lagom_overlap.workload.layer_kinds import (
 )
 
 MAX_MODEL_BYTES: Final = 1 << 20
+"""Chosen: a model's file has some lines."""
 MAX_MTP_LAYERS: Final = 16
+"""Chosen: DeepSeek-V3 has one."""
 MAX_PARTS: Final = 2
 """Parts of a layer: a mixer and an MLP."""
 

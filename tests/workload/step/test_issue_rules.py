@@ -30,6 +30,10 @@ def built(rules: IssueRules, *, clips: bool | None = None, **layout: object) -> 
     return build_step(GPT, ParallelLayout(**fields), seq_len=256, rules=rules, clips=clips)  # type: ignore[arg-type]
 
 
+def by_ddp(bucket_bytes: int | None = DDP.bucket_bytes) -> IssuedStep:
+    return built(DDP, bucket_bytes=bucket_bytes, overlap_gradients=True)
+
+
 def reductions(step: IssuedStep) -> list[CommOp]:
     kinds = (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER)
     found = [op for op in step.iteration.comms if op.communicator in DATA and op.collective.kind in kinds]
@@ -37,7 +41,7 @@ def reductions(step: IssuedStep) -> list[CommOp]:
 
 
 def test_ddps_first_bucket_is_small_and_the_others_close_at_25_mib() -> None:
-    step = built(DDP)
+    step = by_ddp()
     sizes = [op.collective.num_bytes for op in reductions(step)]
     largest = GPT.vocab * GPT.hidden * 4 + GPT.learned_positions * GPT.hidden * 4
     assert sum(sizes) == GPT.num_params * 4
@@ -46,8 +50,16 @@ def test_ddps_first_bucket_is_small_and_the_others_close_at_25_mib() -> None:
     assert {op.collective.kind for op in reductions(step)} == {CollectiveKind.ALL_REDUCE}
 
 
+def test_a_size_that_a_job_gives_ddps_buckets_is_that_of_the_first_one_too() -> None:
+    """`bucket_cap_mb`, of PyTorch's own reducer: 1 MiB is the first bucket's size only where it is not given."""
+    sizes = [op.collective.num_bytes for op in reductions(by_ddp(100 * MIB))]
+    assert sum(sizes) == GPT.num_params * 4
+    assert all(size >= 100 * MIB for size in sizes[:-1])
+    assert len(sizes) < len(reductions(by_ddp()))
+
+
 def test_ddp_copies_gradients_into_a_bucket_and_out_again() -> None:
-    step = built(DDP)
+    step = by_ddp()
     ops = {op.name: op for op in step.iteration.ops}
     for bucket in reductions(step):
         (copy_in,) = bucket.deps

@@ -32,6 +32,7 @@ BLAME_GRACE_S: Final = 0.5
 _MODULE: Final = "lagom_overlap.engines.gloo_worker"
 _TAIL_BYTES: Final = 4000
 _TAIL_LINES: Final = 6
+"""What of a dead rank's stderr is said: the end of a traceback."""
 
 
 class _RankProcess:

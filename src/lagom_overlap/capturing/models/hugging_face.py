@@ -31,6 +31,7 @@ from lagom_overlap.record import read_regular
 
 PREFIX: Final = "hf:"
 _MAX_BYTES: Final = 1 << 20
+"""Chosen: a config.json has some KB; a larger file is none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,9 @@ from lagom_overlap.cost.nccl.constants import ChannelLimit, Constants
 from lagom_overlap.cost.nccl.topology import Graph, PathType, Topology
 
 _LL128_TREE_ONE_NODE = 7.0 / 9.0
+"""tuning.cc: what LL128 trees carry on one node, over what Simple trees carry."""
 _LL128_PAYLOAD = 120.0 / 128.0
+"""Of 128 bytes of an LL128 line 8 are the flag."""
 ALPHA_OF_2_31: Final = 23100
 """The development branch looks at paths for LL128 only where NCCL_ALGO or NCCL_PROTO is set; 2.31.2 was not read."""
 

@@ -34,6 +34,7 @@ OLD_PLATEAU: Final = 1.9
 """...by this factor on their latency, or this one before Ampere."""
 WARP: Final = 32
 MAX_THREADS: Final = 640
+"""Threads of a warp, and NCCL_MAX_NTHREADS (device.h)."""
 SLOW_RING_BYTES_PER_S: Final = 12e9
 """tuning.cc: Simple rings whose search channels carry no more in all use 256 threads instead of 512."""
 

@@ -19,6 +19,7 @@ LL_CHUNK_BYTES: Final = 32 * KIB
 LL128_CHUNK_BYTES: Final = 600 * KIB * 15 // 16
 """A step of 600 KiB, 15/16 of it data."""
 NVLS_CHUNK_BYTES: Final = 128 * KIB
+"""NCCL_NVLS_CHUNKSIZE's default."""
 
 _GATHER_LIKE: Final = (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)
 

@@ -43,6 +43,7 @@ from lagom_overlap.cost.nccl.topology import GpuGeneration, Topology
 
 _TREE_SHARE: Final = 0.92
 _NCCL_LL128_SHARE: Final = 0.92
+"""tuning.cc: what trees and LL128 rings carry of a Simple ring's rate."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,10 +27,13 @@ from typing import Final
 TILES: Final = ((128, 128), (128, 64), (64, 128), (64, 64))
 """Larger tiles were never the fastest in the fit: what they gain in rate they lose in whole waves."""
 _RATE_OF_TILE: Final = (0, 1, 1, 2)
+"""Which of the three fitted rates a tile of `TILES` runs at: by its area."""
 SPLITS: Final = (1, 2, 3, 4, 6, 8)
+"""Parts of k that are computed apart and added. Powers of two and their threefolds: chosen, not measured."""
 
 
 WIDE_ROWS: Final = 256
+"""Rows of hipBLASLt's tiles."""
 WIDE_WIDTHS: Final = (128, 160, 176, 192, 224, 256)
 """Widths of hipBLASLt's tiles, from numbers of tiles that tritonBLAS's documents print (2026)."""
 

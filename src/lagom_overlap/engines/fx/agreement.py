@@ -18,6 +18,7 @@ from lagom_overlap.engines.fx.slide import replicated_inputs
 from lagom_overlap.errors import BackendError, JobError
 
 _SHORT: Final = 16
+"""Hex digits of a digest that ranks compare: 64 bits, which no two graphs of a job share by chance."""
 
 
 class Board(Protocol):

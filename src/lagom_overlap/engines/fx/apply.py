@@ -135,8 +135,7 @@ def _collective(nodes: dict[str, fx.Node], name: str) -> fx.Node:
 def fuse(graph: fx.Graph, nodes: Sequence[fx.Node], groups: Groups) -> None:
     """Makes one collective of several, with one latency; it stands for `<first>+<number of others>`.
 
-    Each tensor is laid out as one row per rank, so that what belongs to a rank stays together when rows are put side
-    by side; sums add the same numbers in the same order of ranks as before.
+    Sums add the same numbers in the same order of ranks as before.
 
     Raises:
         JobError: if they differ in kind, group, reduction or element type, one depends on another, or ranks' parts are
@@ -149,22 +148,11 @@ def fuse(graph: fx.Graph, nodes: Sequence[fx.Node], groups: Groups) -> None:
     if any(one.uneven for one in what):
         raise JobError(f"fuse {[op_name(node) for node in nodes]}: all-to-alls of unequal parts cannot be fused")
     _check_independent(nodes)
-    editor = Editor(graph)
     num_ranks = len(groups.ranks(what[0].group))
-    kind = what[0].kind
-    rows_in = 1 if kind in (CollectiveKind.ALL_GATHER, CollectiveKind.ALL_REDUCE) else num_ranks
-    rows_out = 1 if kind in (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE) else num_ranks
-    shapes = [list(value_of(one.source).shape) for one in what]
-    columns = [prod(shape) // rows_in for shape in shapes]
-    sources = [editor.reshape(one.source, [rows_in, width]) for one, width in zip(what, columns, strict=True)]
-    joined = editor.reshape(editor.concatenated(sources, 1), [rows_in * sum(columns)])
     name = f"{op_name(nodes[0])}+{len(nodes) - 1}"
-    done = editor.reshape(editor.collective(what[0], joined, num_ranks, name=name), [rows_out, sum(columns)])
-    start = 0
-    for node, shape, width in zip(nodes, shapes, columns, strict=True):
-        rows = shape[0] * rows_out // rows_in
-        replace(node, editor.reshape(editor.narrow(done, 1, start, width), [rows, *shape[1:]]))
-        start += width
+    _, parts = Editor(graph).collective_of_all(what[0], [one.source for one in what], num_ranks, name=name)
+    for node, part in zip(nodes, parts, strict=True):
+        replace(node, part)
 
 
 def _check_independent(nodes: Sequence[fx.Node]) -> None:

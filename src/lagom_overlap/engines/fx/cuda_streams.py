@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from lagom_overlap.engines.fx.groups import Groups
 from lagom_overlap.engines.fx.nodes import ended, is_collective, is_wait, op_name
 from lagom_overlap.engines.fx.reorder import WAITS
-from lagom_overlap.engines.fx.streams import COMPUTE_STREAM, group_arg, group_place, stream_of
+from lagom_overlap.engines.fx.streams import COMPUTE_STREAM, group_place, groups_of_streams, stream_of
 
 _MAIN: Final = COMPUTE_STREAM
 
@@ -71,17 +71,9 @@ class CudaStep:
         self._output = next(node for node in module.graph.nodes if node.op == "output")
         self._left = {node: len(node.users) for node in module.graph.nodes}
         self._read_aside = _read_aside(module.graph)
-        self._streams: dict[str, Any] = {}
-        self._group_of: dict[fx.Node, str] = {}
-        first_stream: dict[str, str] = {}
-        for node in self._nodes:
-            if not is_collective(node):
-                continue
-            stream, group = stream_of(node), group_arg(node)
-            if stream not in self._streams:
-                self._streams[stream] = self._device.Stream()
-            first = first_stream.setdefault(group, stream)
-            self._group_of[node] = group if stream == first else groups.made_of(groups.ranks(group), stream)
+        collectives = [node for node in self._nodes if is_collective(node)]
+        self._streams = {name: self._device.Stream() for name in dict.fromkeys(map(stream_of, collectives))}
+        self._group_of = groups_of_streams(collectives, groups)
 
     def run(self, inputs: Sequence[Any]) -> CudaRun:
         """Issues the step; its outputs, for which the current stream waits. The host waits for nothing."""

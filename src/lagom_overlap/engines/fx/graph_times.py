@@ -21,6 +21,7 @@ from lagom_overlap.engines.fx.nodes import is_collective
 from lagom_overlap.workload import Iteration
 
 REPEATS: Final = 5
+"""Runs of each operator, of which the median counts. Chosen, not measured."""
 _log = logging.getLogger(__name__)
 
 

@@ -7,8 +7,9 @@ Names of operators hold characters that FX does not allow in names of nodes (`mm
 in `meta[OP_NAME]`.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Final
 
 import torch
@@ -192,6 +193,30 @@ class Editor:
                 raise ValueError(f"no functional collective for {what.kind}")
         target = next(target for target, kind in _KINDS.items() if kind is what.kind)
         return self.wait(self.call(target, source, *args, name=name))  # type: ignore[arg-type]  # an operator overload
+
+    def collective_of_all(
+        self, what: FxCollective, sources: Sequence[fx.Node], num_ranks: int, *, name: str | None = None
+    ) -> tuple[fx.Node, list[fx.Node]]:
+        """The wait of one new collective that does what `what` does on all the tensors, and what each becomes.
+
+        Each is laid out as one row per rank, so that what belongs to a rank stays together when rows are put side by
+        side.
+        """
+        traits, exchanges = what.kind.traits, what.kind is CollectiveKind.ALL_TO_ALL
+        rows_in = num_ranks if traits.leaves_part or exchanges else 1
+        rows_out = num_ranks if traits.takes_part or exchanges else 1
+        shapes = [list(value_of(source).shape) for source in sources]
+        widths = [prod(shape) // rows_in for shape in shapes]
+        rows = [self.reshape(source, [rows_in, width]) for source, width in zip(sources, widths, strict=True)]
+        flat = self.reshape(self.concatenated(rows, 1), [rows_in * sum(widths)])
+        waited = self.collective(what, flat, num_ranks, name=name)
+        done = self.reshape(waited, [rows_out, sum(widths)])
+        parts, start = [], 0
+        for shape, width in zip(shapes, widths, strict=True):
+            part = self.narrow(done, 1, start, width)
+            parts.append(self.reshape(part, [shape[0] * rows_out // rows_in, *shape[1:]]))
+            start += width
+        return waited, parts
 
     def broadcast(self, source: fx.Node, root: int, group: str, *, name: str) -> fx.Node:
         """The wait of a broadcast from the group's rank `root`."""

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import module_from_spec, spec_from_file_location
-from math import prod
 from operator import getitem
 from pathlib import Path
 from typing import Any, Final
@@ -125,10 +124,9 @@ _KINDS: Final[dict[object, CollectiveKind]] = {
 def one_tensor_each(graph: fx.Graph) -> bool:
     """Makes collectives of one of the graph's collectives of several tensors, in place; whether there were any.
 
-    `all_gather_into_tensor_coalesced` and its like start one collective per tensor in one call. Here the tensors are
-    put side by side, one row per rank, and travel as one, which every rewrite knows: a copy before and views after, one
-    latency as before. Gathers are equal bit for bit; a sum may add ranks in another order, for a library's order
-    depends on where an element lies.
+    `all_gather_into_tensor_coalesced` and its like start one collective per tensor in one call. Here the tensors travel
+    as one, which every rewrite knows: a copy before and views after, one latency as before. Gathers are equal bit for
+    bit; a sum may add ranks in another order, for a library's order depends on where an element lies.
 
     Raises:
         JobError: if tensors of one call differ in element type, or a result is used before it is awaited.
@@ -174,23 +172,10 @@ def _waits(node: fx.Node) -> list[tuple[int, fx.Node]]:
 def _as_one(editor: Editor, node: fx.Node, kind: CollectiveKind, tensors: list[fx.Node]) -> list[fx.Node]:
     """What each tensor becomes, from one collective of all."""
     reduces = kind.traits.adds
-    reduce_op = str(node.args[1]) if reduces else None
     num_ranks = 1 if kind is CollectiveKind.ALL_REDUCE else int(str(node.args[2 if reduces else 1]))
-    rows_in = num_ranks if kind.traits.leaves_part else 1
-    rows_out = num_ranks if kind.traits.takes_part else 1
-    shapes = [list(value_of(tensor).shape) for tensor in tensors]
-    widths = [prod(shape) // rows_in for shape in shapes]
-    rows = [editor.reshape(tensor, [rows_in, width]) for tensor, width in zip(tensors, widths, strict=True)]
-    flat = editor.reshape(editor.concatenated(rows, 1), [rows_in * sum(widths)])
-    what = FxCollective(kind, flat, str(node.args[-1]), reduce_op)
-    waited = editor.collective(what, flat, num_ranks)
+    what = FxCollective(kind, tensors[0], str(node.args[-1]), str(node.args[1]) if reduces else None)
+    waited, parts = editor.collective_of_all(what, tensors, num_ranks)
     _take_place(waited.all_input_nodes[0], node)
-    done = editor.reshape(waited, [rows_out, sum(widths)])
-    parts, start = [], 0
-    for shape, width in zip(shapes, widths, strict=True):
-        part = editor.narrow(done, 1, start, width)
-        parts.append(editor.reshape(part, [shape[0] * rows_out // rows_in, *shape[1:]]))
-        start += width
     return parts
 
 

@@ -41,6 +41,7 @@ from lagom_overlap.workload.iteration import graph_digest
 from lagom_overlap.workload.rewrite.tables import rewrite_of
 
 _SEED: Final = 0
+"""Of a program's inputs, the same on every rank and in every process."""
 WARM_UP_RUNS: Final = 2
 """Untimed runs of each arm: first touches, connections, caches."""
 

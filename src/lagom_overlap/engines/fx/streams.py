@@ -109,6 +109,20 @@ class _Run:
             self.spans.append(span)
 
 
+def groups_of_streams(collectives: Iterable[fx.Node], groups: Groups) -> dict[fx.Node, str]:
+    """The process group of each collective: its own on the stream that uses it first, on any other a group of the same.
+
+    Collective: makes those groups in the order of the graph.
+    """
+    first_stream: dict[str, str] = {}
+    group_of: dict[fx.Node, str] = {}
+    for node in collectives:
+        stream, group = stream_of(node), group_arg(node)
+        first = first_stream.setdefault(group, stream)
+        group_of[node] = group if stream == first else groups.made_of(groups.ranks(group), stream)
+    return group_of
+
+
 class StreamedStep:
     """An ordered graph made ready to run; one per rank and graph. Close it."""
 
@@ -128,15 +142,8 @@ class StreamedStep:
         self._aside = {used for call in self._calls.values() for used in (*call.feeders, call.result)} - set(
             self._calls
         )
-        self._streams: dict[str, _Stream] = {}
-        self._group_of: dict[fx.Node, str] = {}
-        first_stream: dict[str, str] = {}
-        for node in self._calls:
-            stream, group = stream_of(node), group_arg(node)
-            if stream not in self._streams:
-                self._streams[stream] = _Stream(stream)
-            first = first_stream.setdefault(group, stream)
-            self._group_of[node] = group if stream == first else groups.made_of(groups.ranks(group), stream)
+        self._streams = {name: _Stream(name) for name in dict.fromkeys(map(stream_of, self._calls))}
+        self._group_of = groups_of_streams(self._calls, groups)
 
     def run(
         self, inputs: Sequence[Any], *, barrier: Callable[[], object] = lambda: None, defer: bool = False

@@ -23,6 +23,7 @@ VICTIM: Final = f"gemm_cublas_{SHAPE}x{SHAPE}x{SHAPE}"
 MESSAGE_BYTES: Final = 256 * MIB
 NUM_LAUNCHES: Final = 8
 NUM_REPEATS: Final = 5
+"""A collective long enough to cover the launches of the GEMM, timed so many times."""
 SETTLE_S: Final = 300 * US
 """From the start event until the collective's kernel surely holds its SMs."""
 _SLOWEST: Final = 4

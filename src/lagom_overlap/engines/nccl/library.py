@@ -15,6 +15,7 @@ FIRST_WITH_SHARED_GPUS: Final = (2, 30, 3)
 BFLOAT16, SUM = 9, 0  # ncclBfloat16, ncclSum
 _UNDEF_INT: Final = -(2**31)  # NCCL_CONFIG_UNDEF_INT
 _MAGIC: Final = 0xCAFEBEEF
+"""NCCL_CONFIG_INITIALIZER's (nccl.h): a struct without it is refused."""
 _HEAD = ("blocking", "cga_cluster_size", "min_ctas", "max_ctas")
 _MIDDLE = ("split_share", "traffic_class")
 _TAIL = (

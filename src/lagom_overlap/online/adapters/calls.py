@@ -16,6 +16,7 @@ from typing import Any, Final
 import torch
 from torch import distributed as dist
 from torch import nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.online.routes.gloo import GlooRoute
@@ -101,7 +102,7 @@ def _routed(route: GlooRoute, original: Original, function: _Function) -> Origin
 
     @functools.wraps(original)
     def collective(*args: Any, **kwargs: Any) -> dist.Work | None:
-        if torch.compiler.is_compiling() or route.is_off:
+        if torch.compiler.is_compiling() or route.is_off or route.is_in_native:
             return original(*args, **kwargs)
         call = _read(signature, function, args, kwargs)
         if call is None:
@@ -127,6 +128,14 @@ def _routed(route: GlooRoute, original: Original, function: _Function) -> Origin
     return collective
 
 
+def _arrived(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself where this is the result of a functional collective, waited for as torch does at its use."""
+    if not isinstance(tensor, AsyncCollectiveTensor):
+        return tensor
+    arrived: torch.Tensor = tensor.trigger_wait()  # type: ignore[no-untyped-call]  # torch has no types there
+    return arrived
+
+
 def _read(
     signature: inspect.Signature, function: _Function, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> _Call | None:
@@ -140,6 +149,9 @@ def _read(
     target, source = arguments.get(function.target), arguments.get(function.source)
     if not (isinstance(target, torch.Tensor) and isinstance(source, torch.Tensor)):
         return None
+    is_one = target is source
+    target = _arrived(target)
+    source = target if is_one else _arrived(source)
     op = arguments.get("op")
     if any(arguments.get(name) for name in function.plain) or (function.reductions and op not in function.reductions):
         return None

@@ -237,6 +237,11 @@ class Member:
         if self._presence is not None:
             self._presence.close()
 
+    def release(self, reason: str) -> None:
+        """Closes for good: a step made all the same is this rank's alone."""
+        self.close(reason)
+        self._lost = self._lost or reason
+
     def fail_step(self, reason: str) -> None:
         """In place of `end_step` where the job's step raised: nobody waits, and the step counts all the same.
 

@@ -18,6 +18,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
+from threading import local
 from time import perf_counter
 from typing import Final, cast
 
@@ -51,7 +52,7 @@ from lagom_overlap.online.routes.base import (
 )
 from lagom_overlap.online.routes.gloo_clock import CallClock, ClockMark
 from lagom_overlap.online.routes.gloo_work import RunWork
-from lagom_overlap.online.routes.group_route import GroupRoute, JobGroup
+from lagom_overlap.online.routes.group_route import GroupRoute, JobGroup, is_plain
 
 _log = logging.getLogger(__name__)
 STEPS_UNTIL_CLOSED: Final = 2
@@ -83,12 +84,18 @@ class GlooRoute(GroupRoute[_Group]):
         """Steps since `settle`; None while a search is on."""
         self._is_measuring = False
         self._began = self._ended = 0.0
+        self._native = local()
         self._marks: list[tuple[ConfigKey, ClockMark]] = []
 
     @property
     def is_active(self) -> bool:
         """Whether a call may be other than native: something is set, or measured."""
         return self._is_measuring or len(self._table) > 0
+
+    @property
+    def is_in_native(self) -> bool:
+        """Whether this thread makes a counted call natively: what that calls in its turn is counted already."""
+        return getattr(self._native, "depth", 0) > 0
 
     def _is_settable(self, group: dist.ProcessGroup) -> bool:
         return backend_of(group, "cpu") == "gloo"
@@ -190,8 +197,10 @@ class GlooRoute(GroupRoute[_Group]):
         if known is None:
             return cast("dist.Work", native())  # an asynchronous call of a member always returns its handle
         num_bytes = _num_bytes(kind, target, source)
-        # The clock waits in a thread of its own, where torch refuses to finish what was begun in inference mode.
+        # The clock waits in a thread of its own, where torch refuses to finish what was begun in inference mode, and
+        # where autograd does not see what a reduce-scatter does in the end.
         is_watched = self._is_measuring and not (target.is_inference() or source.is_inference())
+        is_watched = is_watched and not _is_seen_by_autograd(kind, target, source)
         mark = ClockMark() if is_watched and self._has_clock(known) else None
         issued_s = perf_counter()
         with self._counted(known, kind, num_bytes) as row:
@@ -250,12 +259,15 @@ class GlooRoute(GroupRoute[_Group]):
         self._goes_on, before = True, cursor.standing
         row = cursor.next_row(kind, num_bytes) if len(self._table) else None
         known.num_calls += 1
+        self._native.depth = getattr(self._native, "depth", 0) + 1
         try:
             yield row
         except Exception:
             known.num_calls -= 1
             cursor.go_back(before)
             raise
+        finally:
+            self._native.depth -= 1
         if self._is_closed:
             self._end_if_over()
 
@@ -313,8 +325,11 @@ def _run(
 ) -> tuple[Handle, Callable[[], object] | None]:
     """Starts a call under its row; (what to wait for, what to do then)."""
     kind = row[0].kind
+    is_seen = _is_seen_by_autograd(kind, *tensors)
+    summed = tensors[1].clone() if is_seen else None  # as torch's own, for autograd
     whole = _as_gloo_takes(kind, tensors[0], is_source=False)
-    target, is_in_place = _flat(whole), _is_flat(whole)
+    is_in_place = _is_flat(whole) and not is_seen
+    target = _flat(whole) if is_in_place or not is_seen else torch.empty(whole.numel(), dtype=whole.dtype)
     if tensors[0] is tensors[1]:
         source = target
     else:
@@ -322,27 +337,57 @@ def _run(
         if source.data_ptr() == target.data_ptr():  # gloo would read what it has written already
             source = source.clone()
     handle = engine.run(*row, Buffers(source, target))
-    if not is_mean and is_in_place:
+    is_copied_by_torch = kind in (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)
+    if not is_mean and is_in_place and not is_copied_by_torch:
         return handle, None
 
     def finish() -> None:
         if is_mean:
             target.div_(len(row[0].communicator.ranks))
+        if summed is not None:
+            _copy_for_autograd(tensors[0], summed, target, engine, is_mean=is_mean)
+            return
         if not is_in_place:
             with torch.no_grad(), torch.inference_mode() if whole.is_inference() else nullcontext():
                 whole.copy_(target.view(whole.shape))
+        if is_copied_by_torch and not tensors[0].is_inference():
+            torch.autograd.graph.increment_version(tensors[0])  # what was saved of it for a backward pass is void
 
     return handle, finish
 
 
+def _is_seen_by_autograd(kind: CollectiveKind, target: torch.Tensor, source: torch.Tensor) -> bool:
+    """Whether autograd follows what torch does with the result when a call is waited for: gloo's reduce-scatter copies.
+
+    An all-gather is refused then, or copied where autograd does not see it; the others write into memory.
+    """
+    is_followed = torch.is_grad_enabled() and (target.requires_grad or source.requires_grad)
+    return kind is CollectiveKind.REDUCE_SCATTER and is_followed
+
+
+def _copy_for_autograd(
+    output: torch.Tensor, summed: torch.Tensor, result: torch.Tensor, engine: GlooEngine, *, is_mean: bool
+) -> None:
+    """As torch's gloo ends a reduce-scatter: a rank's part of the copy in which it summed becomes the output.
+
+    Raises:
+        RuntimeError: torch's own, where the output is a leaf that requires a gradient.
+    """
+    with torch.enable_grad():
+        part = summed.reshape(-1).chunk(engine.num_ranks)[engine.rank]
+        part = part / engine.num_ranks if is_mean else part
+        part.data.copy_(result)
+        output.copy_(part.view(output.shape))
+
+
 def _as_gloo_takes(kind: CollectiveKind, tensor: torch.Tensor, *, is_source: bool) -> torch.Tensor:
-    """The numbers in the order in which torch's gloo takes them, outside of autograd; of the tensor's own memory.
+    """The numbers in the order in which torch's gloo takes them, in the tensor's own memory, unseen by autograd.
 
     All-reduces and the output of all-to-alls go by what lies in memory, whatever the strides say, everything else by
     indices. (A reduce-scatter's input does where it lies alike on all ranks; where it does not, torch adds what lies at
     one place of memory on each rank and hands it out by each rank's own indices, which no reduce-scatter can.)
     """
-    plain = tensor.detach().as_subclass(torch.Tensor)
+    plain = tensor.data.as_subclass(torch.Tensor)
     if plain.is_contiguous():
         return plain
     by_memory = kind is CollectiveKind.ALL_REDUCE or (kind is CollectiveKind.ALL_TO_ALL and not is_source)
@@ -367,7 +412,7 @@ def _can_run(kind: CollectiveKind, target: torch.Tensor, source: torch.Tensor, n
 
     What torch itself would refuse is refused here, too, so that torch says why.
     """
-    if not (_is_dense_fp32(target) and _is_dense_fp32(source)):
+    if not (_is_dense_fp32(target) and _is_dense_fp32(source) and is_plain(target, source)):
         return False
     match kind:
         case CollectiveKind.ALL_REDUCE:

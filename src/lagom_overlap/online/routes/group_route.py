@@ -9,8 +9,9 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
+import torch
 from torch import distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
@@ -20,6 +21,25 @@ from lagom_overlap.online.guest import safely
 from lagom_overlap.online.routes.base import NOTHING, CallCount, StepKeys, TableCursor
 
 _log = logging.getLogger(__name__)
+
+
+_DISPATCHES_NOTHING: Final[Any] = torch._C._disabled_torch_dispatch_impl
+_is_wrapped: Final[Callable[[torch.Tensor], bool]] = torch._C._functorch.is_functorch_wrapped_tensor
+_num_modes: Final[Callable[[], int]] = getattr(torch._C, "_len_torch_dispatch_stack", int)
+
+
+def is_plain(*tensors: torch.Tensor) -> bool:
+    """Whether a call with these is one collective of their own numbers, issued now.
+
+    Of fake tensors torch issues none, one that is traced has to stay visible to the tracer, and a class of tensors with
+    a dispatch of its own, or one of torch.func's, does with a call what it likes.
+    """
+    for tensor in tensors:
+        has_own_dispatch = type(tensor).__torch_dispatch__ is not _DISPATCHES_NOTHING
+        if has_own_dispatch or _is_wrapped(tensor) or tensor.is_neg():
+            return False
+    modes = [torch._C._get_dispatch_stack_at(place) for place in range(_num_modes())]
+    return not any(getattr(mode, "is_infra_mode", bool)() for mode in modes)
 
 
 @dataclass(slots=True)

@@ -45,6 +45,7 @@ _log = logging.getLogger(__name__)
 CHANNELS: Final = (2, 4, 8, 16)
 CHANNELS_WITH_THREADS: Final = (4, 16)
 THREADS: Final = (128, 512)
+"""What a sibling may be asked for: few settings, because each is a communicator that stays. Chosen, not measured."""
 MAX_SIBLINGS: Final = 4
 """Per process group: as many as a search can ask for, with or without threads."""
 _NO_CACHE: Final = "NCCL_NO_CACHE"

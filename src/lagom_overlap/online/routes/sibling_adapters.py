@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.online.adapters.ddp import first_result, hook_of
 from lagom_overlap.online.adapters.fsdp2 import in_place_of, replace_calls, stock_group
+from lagom_overlap.online.routes.group_route import is_plain
 from lagom_overlap.online.routes.sibling import SiblingRoute
 
 
@@ -94,7 +95,7 @@ def attach_all_to_all(route: SiblingRoute) -> None:
         async_op: bool = False,
     ) -> dist.Work | None:
         is_even = all(sizes is None or len(sizes) == 0 for sizes in (output_split_sizes, input_split_sizes))
-        if is_even and not torch.compiler.is_compiling() and isinstance(input, torch.Tensor):
+        if is_even and not torch.compiler.is_compiling() and isinstance(input, torch.Tensor) and is_plain(input):
             group = route.group_for(CollectiveKind.ALL_TO_ALL, _num_bytes(input), group)
         work: dist.Work | None = original(output, input, output_split_sizes, input_split_sizes, group, async_op)
         return work

@@ -30,8 +30,10 @@ from lagom_overlap.nccl_plugin.library import load_library
 from lagom_overlap.papers.lab.space import CHANNELS, DEFAULT, PROTOCOLS, check_config, effective, workers_space
 
 CONNECT_TIMEOUT_S: Final = 60.0
+"""Chosen: ranks of one machine meet within it."""
 _HELLO: Final = struct.Struct("<16sII")
 _MAX_STRANGERS: Final = 64
+"""Connections without the token until something else is at work on the port."""
 
 
 class WorkersMesh:

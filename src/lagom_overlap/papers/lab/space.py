@@ -16,6 +16,7 @@ CHANNELS: Final = (1, 2, 4, 8)
 """The channel counts that a search is offered; the last is the most that the engine opens."""
 MIN_CHUNK_BYTES: Final = 64 * KIB
 OFFERED_CHUNKS: Final = (256 * KIB, 512 * KIB, 1 * MIB, 2 * MIB, 4 * MIB)
+"""What a search is offered. Chosen, not measured."""
 PROTOCOLS: Final = (Protocol.SIMPLE, Protocol.LL128, Protocol.LL)
 """Block, yield, spin: in the order of the C library's wait modes."""
 LACKING: Final = ("algorithm", "transport", "num_threads")

@@ -20,6 +20,7 @@ from lagom_overlap.errors import JobError
 
 IMAGE: Final = 224
 NUM_CLASSES: Final = 1000
+"""ImageNet's crops and classes."""
 
 
 @dataclass(frozen=True, slots=True)

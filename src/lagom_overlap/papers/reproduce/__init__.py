@@ -112,7 +112,7 @@ class _Found:
         self.regions += other.regions
 
 
-def _sweep(found: _Found, chapter: str, profiles: Sequence[str], seed: int, note: Note) -> None:
+def _sweep(chapter_results: _Found, chapter: str, profiles: Sequence[str], seed: int, note: Note) -> None:
     """Adds the regions of a chapter; of what was tried, if an interrupt ends it."""
     judged: list[tuple[Setting, Sequence[Line]]] = []
     try:
@@ -120,11 +120,11 @@ def _sweep(found: _Found, chapter: str, profiles: Sequence[str], seed: int, note
             for setting, lines in swept(chapter, profile, seed, note=note):
                 judged.append((setting, lines))
     finally:
-        found.regions += regions(judged)
+        chapter_results.regions += regions(judged)
 
 
 def _chapter(chapter: str, profiles: Sequence[str], seed: int, note: Note) -> _Found:
-    found = _Found()
+    results = _Found()
     for profile in profiles:
         if chapter in NOTES_CHAPTERS and profile in FITTED_PROFILES:
             continue  # fitted to another paper
@@ -132,27 +132,27 @@ def _chapter(chapter: str, profiles: Sequence[str], seed: int, note: Note) -> _F
         match chapter:
             case "fig3":
                 surface, curves, lines = figure3(profile)
-                found.add(_Found(lines=under_profile(lines, profile), surfaces=[surface], curves=[*curves]))
+                results.add(_Found(lines=under_profile(lines, profile), surfaces=[surface], curves=[*curves]))
             case "fig5":
                 curves, lines = figure5(profile)
-                found.add(_Found(lines=under_profile(lines, profile), curves=[*curves]))
+                results.add(_Found(lines=under_profile(lines, profile), curves=[*curves]))
             case "fig7":
                 rows = cases(profile, seed, note=note)
-                found.add(_Found(lines=under_profile(lines_of_cases(rows), profile), cases=[*rows]))
+                results.add(_Found(lines=under_profile(lines_of_cases(rows), profile), cases=[*rows]))
             case "fig8":
                 bars, lines = figure8(profile, seed)
-                found.add(_Found(lines=under_profile(lines, profile), bars=[*bars]))
+                results.add(_Found(lines=under_profile(lines, profile), bars=[*bars]))
             case "convergence":
                 curves, lines = convergence(profile, seed)
-                found.add(_Found(lines=under_profile(lines, profile), curves=[*curves]))
+                results.add(_Found(lines=under_profile(lines, profile), curves=[*curves]))
             case "equations":
-                found.add(_Found(lines=under_profile([*equations(profile), *optimality(profile)], profile)))
+                results.add(_Found(lines=under_profile([*equations(profile), *optimality(profile)], profile)))
             case "hidden":
                 curves, lines = hidden(profile)
-                found.add(_Found(lines=[*lines], curves=[*curves]))
+                results.add(_Found(lines=[*lines], curves=[*curves]))
             case _:
                 curves, lines = scaling(profile)
-                found.add(_Found(lines=[*lines], curves=[*curves]))
+                results.add(_Found(lines=[*lines], curves=[*curves]))
     if chapter == "hidden":
-        found.lines += breakdown_lines()
-    return found
+        results.lines += breakdown_lines()
+    return results

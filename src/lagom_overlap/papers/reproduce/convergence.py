@@ -62,7 +62,7 @@ def run_printed(group: OverlapGroup, model: ContentionModel) -> tuple[PrintedEnd
         return end_of_search, num
 
 
-def _searched_lines(profile: str, found: Mapping[str, Searched]) -> list[Line]:
+def _searched_lines(profile: str, searches: Mapping[str, Searched]) -> list[Line]:
     line = partial(Line, figure="convergence", profile=profile, taken=_TAKEN)
     why = {
         "autoccl": "The descent is near its end after its first steps; its budget runs on. How many of AutoCCL's"
@@ -70,12 +70,12 @@ def _searched_lines(profile: str, found: Mapping[str, Searched]) -> list[Line]:
         "lagom": "A property of step size and stopping rule, not of the model: the climb takes the smallest joint step"
         " and stops when communication is hidden.",
     }
-    num = {name: reached(searched.best_s) for name, searched in found.items()}
+    num = {name: reached(searched.best_s) for name, searched in searches.items()}
     lines = [
         line(
             what=f"{label}: iterations to converge, two collectives",
             published=str(PUBLISHED[name]),
-            ours=f"best reached after {num[name]} (search of {found[name].num_measurements})",
+            ours=f"best reached after {num[name]} (search of {searches[name].num_measurements})",
             verdict=ReproducedVerdict.REPRODUCED
             if abs(num[name] / PUBLISHED[name] - 1) <= CLOSE
             else ReproducedVerdict.NOT,
@@ -83,7 +83,7 @@ def _searched_lines(profile: str, found: Mapping[str, Searched]) -> list[Line]:
         )
         for name, label in TUNERS.items()
     ]
-    spent = {name: searched.num_measurements for name, searched in found.items()}
+    spent = {name: searched.num_measurements for name, searched in searches.items()}
     ratio = spent["lagom"] / spent["autoccl"]
     lines.append(
         line(

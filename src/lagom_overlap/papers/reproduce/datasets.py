@@ -28,7 +28,9 @@ from lagom_overlap.errors import DataError, OutputError
 from lagom_overlap.record import read_regular, write_private
 
 TIMEOUT_S: Final = 30.0
+"""Of one answer of the server. Chosen."""
 _MAX_BYTES: Final = 1 << 30
+"""Chosen, far above the largest of them."""
 _RAW: Final = "https://raw.githubusercontent.com"
 _CODE_HOST: Final = "https://github.com/"
 

@@ -134,11 +134,11 @@ _HIDDEN: Final = 0.9
 _LETTERS: Final = {"a40_nvlink": "A", "a40_pcie": "B"}
 
 
-def _bounds(held: Sequence[Case]) -> str:
+def _bounds(bounded: Sequence[Case]) -> str:
     """What the default hides on each cluster, and what that leaves to win."""
     parts = []
-    for cluster in dict.fromkeys(case.cluster for case in held):
-        shares = [case.hidden_share for case in held if case.cluster == cluster]
+    for cluster in dict.fromkeys(case.cluster for case in bounded):
+        shares = [case.hidden_share for case in bounded if case.cluster == cluster]
         exposed = sum(share < _HIDDEN for share in shares)
         left = "only contention is left to win" if not exposed else "what is exposed goes at the link's rate already"
         few = f", below {format_percent(_HIDDEN, 0)} in {exposed} of {len(shares)} cases" if exposed else ""
@@ -148,12 +148,14 @@ def _bounds(held: Sequence[Case]) -> str:
     return f"{words[:1].upper()}{words[1:]}."
 
 
-def _ranged(what: str, published: tuple[float, float], held: Sequence[Case], ratios: Sequence[float], why: str) -> Line:
+def _ranged(
+    what: str, published: tuple[float, float], ranged: Sequence[Case], ratios: Sequence[float], why: str
+) -> Line:
     """A range of the paper's against one ratio per case, with the best that was found."""
-    best = max(case.best for case in held)
+    best = max(case.best for case in ranged)
     return Line(
         figure="fig7",
-        profile=held[0].profile,
+        profile=ranged[0].profile,
         taken=_TAKEN,
         what=what,
         published=f"{published[0]:.2f}-{published[1]:.2f}x",
@@ -164,21 +166,21 @@ def _ranged(what: str, published: tuple[float, float], held: Sequence[Case], rat
     )
 
 
-def _of_fsdp(held: Sequence[Case]) -> list[Line]:
-    autoccl = [case.autoccl for case in held]
+def _of_fsdp(sharded: Sequence[Case]) -> list[Line]:
+    autoccl = [case.autoccl for case in sharded]
     num_slower = sum(ratio < 0.999 for ratio in autoccl)
-    line = partial(Line, figure="fig7", profile=held[0].profile, taken=_TAKEN)
+    line = partial(Line, figure="fig7", profile=sharded[0].profile, taken=_TAKEN)
     lines_of_fsdp = [
-        _ranged("FSDP: Lagom over NCCL", (1.10, 1.33), held, [case.lagom for case in held], _WHY_FSDP),
+        _ranged("FSDP: Lagom over NCCL", (1.10, 1.33), sharded, [case.lagom for case in sharded], _WHY_FSDP),
         line(
             what="FSDP: AutoCCL can end slower than NCCL",
             published="below 1 in computation-bound cases",
-            ours=f"{num_slower} of {len(held)} below 1; {spread(autoccl, 'x')}",
+            ours=f"{num_slower} of {len(sharded)} below 1; {spread(autoccl, 'x')}",
             verdict=ReproducedVerdict.REPRODUCED if num_slower else ReproducedVerdict.NOT,
             why=_WHY_AUTOCCL,
         ),
     ]
-    on_a, on_b = ([case.lagom for case in held if case.cluster == name] for name in ("a40_nvlink", "a40_pcie"))
+    on_a, on_b = ([case.lagom for case in sharded if case.cluster == name] for name in ("a40_nvlink", "a40_pcie"))
     if on_a and on_b:
         lines_of_fsdp.append(
             line(
@@ -188,15 +190,16 @@ def _of_fsdp(held: Sequence[Case]) -> list[Line]:
                 verdict=ReproducedVerdict.REPRODUCED
                 if median(on_a) - median(on_b) > OTHER_SIDE
                 else ReproducedVerdict.NOT,
-                why=f"As the paper says, NCCL takes more channels on NVLink (8 against 4 in a node). {_bounds(held)}",
+                why="As the paper says, NCCL takes more channels on NVLink (8 against 4 in a node). "
+                f"{_bounds(sharded)}",
             )
         )
     return lines_of_fsdp
 
 
-def lines(held: Sequence[Case]) -> list[Line]:
+def lines(every_case: Sequence[Case]) -> list[Line]:
     """The paper's sentences about Fig. 7, from the cases of one profile."""
-    of = {strategy: [case for case in held if case.strategy == strategy] for strategy in PaperStrategy}
+    of = {strategy: [case for case in every_case if case.strategy == strategy] for strategy in PaperStrategy}
     lines_made = _of_fsdp(of[PaperStrategy.FSDP]) if of[PaperStrategy.FSDP] else []
     for strategy, published in ((PaperStrategy.TP, (1.08, 1.16)), (PaperStrategy.EP, (1.07, 1.08))):
         if of[strategy]:
@@ -207,13 +210,13 @@ def lines(held: Sequence[Case]) -> list[Line]:
     if rest := [*of[PaperStrategy.TP], *of[PaperStrategy.EP]]:
         ratios = [case.autoccl for case in rest]
         lines_made.append(_ranged("TP and EP: AutoCCL over NCCL", (1.03, 1.09), rest, ratios, _WHY_AUTOCCL))
-    over = [case.autoccl_s / case.lagom_s for case in held]
-    lines_made.append(_ranged("All: Lagom over AutoCCL (abstract)", (1.03, 1.27), held, over, _WHY_AUTOCCL))
+    over = [case.autoccl_s / case.lagom_s for case in every_case]
+    lines_made.append(_ranged("All: Lagom over AutoCCL (abstract)", (1.03, 1.27), every_case, over, _WHY_AUTOCCL))
     ahead = [ratio >= 0.999 for ratio in over]
     lines_made.append(
         Line(
             figure="fig7",
-            profile=held[0].profile,
+            profile=every_case[0].profile,
             taken=_TAKEN,
             what="Lagom is never behind AutoCCL",
             published="consistently ahead",

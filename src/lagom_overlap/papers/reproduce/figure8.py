@@ -69,23 +69,23 @@ class _Patterns:
         return self.default_s(group) / self._simulators[group.name].evaluate(assignment).makespan_s
 
 
-def _published_configs(held: _Patterns) -> tuple[list[SpeedupBar], list[Line]]:
+def _published_configs(both: _Patterns) -> tuple[list[SpeedupBar], list[Line]]:
     """The paper's configurations, set by hand."""
-    scatter = tuple(LAGOM_RS if index == held.scatter else DEFAULT for index in range(2))
+    scatter = tuple(LAGOM_RS if index == both.scatter else DEFAULT for index in range(2))
     rows: tuple[tuple[OverlapGroup, str, float, Assignment, str], ...] = (
-        (held.first, "AutoCCL, NC=61", 0.87, (AUTOCCL_AG,), _WHY_61),
-        (held.first, "Lagom, NC=2, C=684 KB", 1.35, (LAGOM_AG,), held.why_small(held.first, 6)),
-        (held.second, "Lagom, NC=4, C=1366 KB (RS)", 1.43, scatter, held.why_small(held.second, 4)),
+        (both.first, "AutoCCL, NC=61", 0.87, (AUTOCCL_AG,), _WHY_61),
+        (both.first, "Lagom, NC=2, C=684 KB", 1.35, (LAGOM_AG,), both.why_small(both.first, 6)),
+        (both.second, "Lagom, NC=4, C=1366 KB (RS)", 1.43, scatter, both.why_small(both.second, 4)),
     )
     bars, lines = [], []
     for group, config, published, assignment, why in rows:
-        ours = held.speedup(group, assignment)
-        pattern = held.title(group)
-        bars.append(SpeedupBar(pattern=pattern, config=config, profile=held.profile, published=published, ours=ours))
+        ours = both.speedup(group, assignment)
+        pattern = both.title(group)
+        bars.append(SpeedupBar(pattern=pattern, config=config, profile=both.profile, published=published, ours=ours))
         lines.append(
             Line(
                 figure="fig8",
-                profile=held.profile,
+                profile=both.profile,
                 what=f"{pattern}: {config} over the default",
                 published=f"{published:.2f}x",
                 ours=f"{ours:.3f}x",
@@ -107,26 +107,26 @@ def _judge_channels(channels: int, published: int) -> ReproducedVerdict:
     return ReproducedVerdict.DIRECTION if has_half else ReproducedVerdict.NOT
 
 
-def _own_choices(held: _Patterns, seed: int) -> tuple[list[SpeedupBar], list[Line]]:
+def _own_choices(both: _Patterns, seed: int) -> tuple[list[SpeedupBar], list[Line]]:
     """What the tuners choose here."""
-    groups = (held.first, held.second)
-    chosen = {name: search(name, groups, held.model, seed).assignments for name in ("autoccl", "lagom")}
+    groups = (both.first, both.second)
+    chosen = {name: search(name, groups, both.model, seed).assignments for name in ("autoccl", "lagom")}
     bars, lines = [], []
     for tuner, label, group, place, published, words in (
-        ("autoccl", "AutoCCL", held.first, 0, 61, "NC=61"),
-        ("lagom", "Lagom", held.first, 0, 2, "NC=2, slice 684 KiB (chunk 1368 KiB)"),
-        ("lagom", "Lagom", held.second, held.scatter, 4, "NC=4, slice 1366 KiB (chunk 1366 KiB)"),
+        ("autoccl", "AutoCCL", both.first, 0, 61, "NC=61"),
+        ("lagom", "Lagom", both.first, 0, 2, "NC=2, slice 684 KiB (chunk 1368 KiB)"),
+        ("lagom", "Lagom", both.second, both.scatter, 4, "NC=4, slice 1366 KiB (chunk 1366 KiB)"),
     ):
         assignment = chosen[tuner][group.name]
-        config, ours, pattern = assignment[place], held.speedup(group, assignment), held.title(group)
+        config, ours, pattern = assignment[place], both.speedup(group, assignment), both.title(group)
         kind = group.comms[place].collective.kind.replace("_", "-")
         bars.append(
-            SpeedupBar(pattern=pattern, config=f"{label}'s own choice", profile=held.profile, published=None, ours=ours)
+            SpeedupBar(pattern=pattern, config=f"{label}'s own choice", profile=both.profile, published=None, ours=ours)
         )
         why = "The climb stops at the first step that hides communication."
         if tuner == "autoccl":
-            before_s = held.model.collective(group.comms[0].collective, DEFAULT).seconds()
-            after_s = held.model.collective(group.comms[0].collective, config).seconds()
+            before_s = both.model.collective(group.comms[0].collective, DEFAULT).seconds()
+            after_s = both.model.collective(group.comms[0].collective, config).seconds()
             why = (
                 f"Alone the choice is {100 * (before_s / after_s - 1):.1f} % faster than the default. A search on that"
                 " time alone does not see what it costs."
@@ -134,7 +134,7 @@ def _own_choices(held: _Patterns, seed: int) -> tuple[list[SpeedupBar], list[Lin
         lines.append(
             Line(
                 figure="fig8",
-                profile=held.profile,
+                profile=both.profile,
                 what=f"{pattern}: what {label} chooses for the {kind}",
                 published=words,
                 ours=f"NC={config.num_channels}, chunk {format_bytes(config.chunk_bytes or 0)}; {ours:.3f}x",
@@ -155,13 +155,13 @@ def figure8(profile: str, seed: int, assumed: Assumed = ASSUMED) -> tuple[list[S
     return bars + own_bars, [*lines, *own_lines, _coverage(patterns)]
 
 
-def _coverage(held: _Patterns) -> Line:
-    whole_s = simulate_iteration(_iteration(held.assumed), {}, held.model).makespan_s
-    held_s = sum(group.count * held.default_s(group) for group in (held.first, held.second))
+def _coverage(both: _Patterns) -> Line:
+    whole_s = simulate_iteration(_iteration(both.assumed), {}, both.model).makespan_s
+    held_s = sum(group.count * both.default_s(group) for group in (both.first, both.second))
     share = held_s / whole_s
     return Line(
         figure="fig8",
-        profile=held.profile,
+        profile=both.profile,
         what="Two patterns cover most of the time",
         published="about 90 %",
         ours=f"{100 * share:.0f} %",

@@ -69,7 +69,7 @@ _FP32: Final = Assumed(precision=DType.FP32)
 @cache
 def model_of(cluster: str, profile: str, num_nodes: int | None = None, assumed: Assumed = ASSUMED) -> ContentionModel:
     """The contention model of a preset under a profile, with the paper's default and wires under both."""
-    held = replace(load_profile(profile), collectives=assumed.release, links=LinkSource.STATED)
+    adjusted = replace(load_profile(profile), collectives=assumed.release, links=LinkSource.STATED)
     preset = load_preset(cluster, num_nodes=num_nodes)
     if assumed != ASSUMED:
         preset = replace(
@@ -79,7 +79,7 @@ def model_of(cluster: str, profile: str, num_nodes: int | None = None, assumed: 
         )
     operators = _operators(preset.gpu, assumed.kernels)
     return ContentionModel(
-        preset, held, operators=operators, persistent_carve_out_sms=0 if assumed.persistent else None
+        preset, adjusted, operators=operators, persistent_carve_out_sms=0 if assumed.persistent else None
     )
 
 

@@ -52,16 +52,16 @@ def _has_half(value: float, published: float) -> bool:
     return gain != 0 and (value - 1) / gain >= LEAST_SHARE
 
 
-def judge_cases(held: Sequence[bool]) -> ReproducedVerdict:
+def judge_cases(as_said: Sequence[bool]) -> ReproducedVerdict:
     """A statement over cases."""
-    if held and all(held):
+    if as_said and all(as_said):
         return ReproducedVerdict.REPRODUCED
-    return ReproducedVerdict.DIRECTION if 2 * sum(held) > len(held) else ReproducedVerdict.NOT
+    return ReproducedVerdict.DIRECTION if 2 * sum(as_said) > len(as_said) else ReproducedVerdict.NOT
 
 
-def judge_direction(held: Sequence[bool]) -> ReproducedVerdict:
+def judge_direction(as_said: Sequence[bool]) -> ReproducedVerdict:
     """A statement whose sizes or values the paper does not give."""
-    return ReproducedVerdict.DIRECTION if held and all(held) else ReproducedVerdict.NOT
+    return ReproducedVerdict.DIRECTION if as_said and all(as_said) else ReproducedVerdict.NOT
 
 
 def as_built_in(verdict: ReproducedVerdict) -> ReproducedVerdict:

@@ -70,11 +70,11 @@ def render_reproduction(report: ReproduceReport) -> str:
 def headline(report: ReproduceReport) -> str:
     """How many lines got which verdict, in one sentence."""
     counts = ", ".join(f"{report.count(verdict)} {verdict.value}" for verdict in ReproducedVerdict)
-    said = f"{len(report.lines)} lines of the papers against {report.ground}: {counts}."
+    sentence = f"{len(report.lines)} lines of the papers against {report.ground}: {counts}."
     if not report.regions:
-        return said
+        return sentence
     somewhere = sum(region.best is ReproducedVerdict.REPRODUCED for region in report.regions)
-    return f"{said} Over what the paper leaves open, {somewhere} of {len(report.regions)} are reproduced somewhere."
+    return f"{sentence} Over what the paper leaves open, {somewhere} of {len(report.regions)} are reproduced somewhere."
 
 
 def _page(report: ReproduceReport) -> _Page:

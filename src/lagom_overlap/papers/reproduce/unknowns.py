@@ -64,23 +64,23 @@ def deviations(setting: Setting) -> str:
     return ", ".join(f"{axis} {value}" for axis, value, first in pairs if value != first) or "as assumed"
 
 
-def described(held: Sequence[Setting], tried: Sequence[Setting]) -> str:
+def described(settings: Sequence[Setting], tried: Sequence[Setting]) -> str:
     """How many settings, and their values on each axis that matters: `"3 of 64 (links half)"`."""
-    if set(held) == set(tried):
+    if set(settings) == set(tried):
         return f"all {len(tried)}"
     words = []
     for place, (axis, values) in enumerate(AXES.items()):
-        had = [value for value in values if any(setting[place] == value for setting in held)]
+        had = [value for value in values if any(setting[place] == value for setting in settings)]
         could = [value for value in values if any(setting[place] == value for setting in tried)]
         if had != could:
             words.append(f"{axis} {' or '.join(had)}")
-    return f"{len(held)} of {len(tried)} ({', '.join(words) or 'no value of one axis alone decides'})"
+    return f"{len(settings)} of {len(tried)} ({', '.join(words) or 'no value of one axis alone decides'})"
 
 
-def regions(found: Iterable[tuple[Setting, Sequence[Line]]]) -> list[Region]:
+def regions(settings: Iterable[tuple[Setting, Sequence[Line]]]) -> list[Region]:
     """The lines of all settings, gathered by line and profile."""
     by_line: dict[tuple[str, str, str], list[tuple[Setting, Line]]] = {}
-    for setting, lines in found:
+    for setting, lines in settings:
         for line in lines:
             by_line.setdefault((line.figure, line.profile, line.what), []).append((setting, line))
     return [_region(judged) for judged in by_line.values()]

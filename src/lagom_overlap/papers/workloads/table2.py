@@ -29,6 +29,7 @@ from lagom_overlap.workload.parallel import ParallelLayout, Recompute
 from lagom_overlap.workload.step import build_step, load_rules
 
 TENSOR_DEGREE = 8
+"""The table's tensor parallelism."""
 OPTIMIZER_BYTES = 28
 """Adam in mixed precision: fp32 weight and two moments read and written, gradient read, bf16 weight written."""
 

@@ -35,6 +35,7 @@ from lagom_overlap.workload.rewrite.pieces import joined, piece
 from lagom_overlap.workload.rewrite.steps import ChainLink, PartitionGroups, Rewrite, Split
 
 MAX_DIMENSIONS = 3
+"""Of a mesh over a group: nodes, and two within one. Chosen; more only add latencies."""
 
 
 def factorisations(size: int, max_dimensions: int = MAX_DIMENSIONS) -> Iterator[tuple[int, ...]]:

@@ -30,6 +30,7 @@ from lagom_overlap.workload.rewrite.partition import granularity
 from lagom_overlap.workload.rewrite.steps import TWICE
 
 MAX_CHUNKS = 8
+"""Parts of a collective at most; bounds the search. Chosen: the paper gives none."""
 
 
 class Parts(StrEnum):

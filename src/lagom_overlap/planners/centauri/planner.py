@@ -213,7 +213,7 @@ class Centauri:
     def _orderings(self, problem: PlanProblem, index: StepIndex) -> list[_Ordering]:
         launched = _launch(problem, index, self.strict) if self.model_tier else GradientLaunch(1, 1, 0.0)
         costs = layer_costs(problem, index) if self.layer_tier else {}
-        by_layer = {layer: first_gradient(held) for layer, held in costs.items()}
+        by_layer = {layer: first_gradient(layer_cost) for layer, layer_cost in costs.items()}
         if self.mode is CentauriMode.PAPER:
             return [_Ordering(first=by_layer, launch_forward=launched.forward, launch_backward=launched.backward)]
         pairs = {(1, 1), (launched.forward, launched.backward)}

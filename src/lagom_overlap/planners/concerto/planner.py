@@ -96,7 +96,9 @@ _RESERVE = 0.4
 _PRICING_STEPS = 400
 """Steps of planning that pricing one strategy counts for."""
 BLOCK_SIZE = 50
+"""Operators of a block of odd-even scheduling."""
 ROUNDS = 4
+"""Rounds of odd-even scheduling."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,9 @@ from lagom_overlap.workload.rewrite.pieces import joined, piece
 from lagom_overlap.workload.rewrite.steps import ChainLink, Split
 
 PAPER_SLOWDOWN: Final = 1.2
+"""By how much a computation stretches next to a collective, in the paper's cost model."""
 CHUNKS: Final = (2, 4, 8)
+"""Pieces that a critical collective may be cut into."""
 
 Slowdown = Callable[[Op, CommOp], float]
 """(computation, communication) -> by how much the former stretches during the latter; at least 1."""

@@ -66,7 +66,7 @@ def odd_even(
 def _isolated_round(
     graph: TaskGraph, order: list[int], cuts: Sequence[int], *, block_s: float, deadline: Deadline, seed: int
 ) -> list[int]:
-    made: list[int] = []
+    placed: list[int] = []
     for begin, end in pairwise(cuts):
         tasks = order[begin:end]
         if deadline.left_s > 0 and len(tasks) > 1:
@@ -75,8 +75,8 @@ def _isolated_round(
             solved = solve_block(graph, block, deadline=deadline.within(block_s), seed=seed)
             if solved is not None:
                 tasks = ordered_by_start(graph, tasks, dict(solved.starts))
-        made += tasks
-    return made
+        placed += tasks
+    return placed
 
 
 def _in_order(graph: TaskGraph, tasks: Sequence[int]) -> tuple[dict[int, int], int]:

@@ -205,9 +205,9 @@ class Joint:
         )
 
 
-def _setting_notes(found: JointPlan) -> list[str]:
+def _setting_notes(joint_plan: JointPlan) -> list[str]:
     notes = []
-    for kind, config in found.settings.items():
+    for kind, config in joint_plan.settings.items():
         if isinstance(kind, CommClass):
             chunk = "default" if config.chunk_bytes is None else format_bytes(config.chunk_bytes)
             phase = f", {kind.phase}" if kind.phase else ""
@@ -216,7 +216,9 @@ def _setting_notes(found: JointPlan) -> list[str]:
                 f" {config.num_channels} channels, chunk {chunk}"
             )
     apart = [
-        f"{name} {config.num_channels} channels" for name, config in found.settings.items() if isinstance(name, str)
+        f"{name} {config.num_channels} channels"
+        for name, config in joint_plan.settings.items()
+        if isinstance(name, str)
     ]
     return [*notes, f"{len(apart)} calls apart: {', '.join(apart)}"] if apart else notes
 
@@ -315,9 +317,9 @@ class _Search:
         settings, found_s = tuned_settings(best.issued, self.choices, best.settings, deadline)
         self._keep(replace(best, settings=settings, makespan_s=found_s))
 
-    def _keep(self, found: _Found) -> None:
-        if found.makespan_s < self.best.makespan_s:
-            self.best = found
+    def _keep(self, candidate: _Found) -> None:
+        if candidate.makespan_s < self.best.makespan_s:
+            self.best = candidate
 
     def _stretched(self) -> PlanProblem:
         """The problem with the times that the operators take in the best so far."""

@@ -20,6 +20,7 @@ from lagom_overlap.units import KIB, MIB
 
 CHANNELS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 CHUNKS: Final = (128 * KIB, 512 * KIB, 2 * MIB)
+"""What is tried of each call. Chosen: as `tune` offers them by default, but few chunks."""
 LEAST_GAIN: Final = 1e-6
 """A smaller relative gain is none."""
 REACH: Final = 2

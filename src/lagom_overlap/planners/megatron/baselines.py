@@ -25,8 +25,11 @@ from lagom_overlap.workload.rewrite.apply import rewritten
 from lagom_overlap.workload.rewrite.steps import Reorder
 
 DDP_BUCKET_BYTES = 25 << 20
+"""DDP's bucket (torch, `bucket_cap_mb`)."""
 ZERO2_BUCKET_ELEMENTS = 500_000_000
+"""DeepSpeed's `reduce_bucket_size` by default."""
 _BYTE = 1
+"""Per element, so that a bucket of elements is one of bytes."""
 
 
 @dataclass(frozen=True, slots=True)

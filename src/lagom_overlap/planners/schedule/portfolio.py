@@ -45,7 +45,6 @@ def run_portfolio(
     deadline: Deadline,
     *,
     max_rounds: int = 20,
-    num_members: int = len(_MEMBERS),
     num_improved: int = len(_MEMBERS),
 ) -> list[Schedule]:
     """Offers each member's schedule, then improves them, the shortest first, until the target or the deadline.
@@ -56,7 +55,7 @@ def run_portfolio(
     generation = ScheduleGeneration(graph)
     after = tails(graph)
     ranked: list[tuple[int, int, Schedule]] = []
-    for number, (name, ahead, _, blend) in enumerate(_MEMBERS[:num_members]):
+    for number, (name, ahead, _, blend) in enumerate(_MEMBERS):
         schedule = generation.schedule(ahead, blended(graph, after, blend), deadline=deadline)
         incumbent.offer(schedule, name)
         ranked.append((schedule.makespan, number, schedule))

@@ -23,6 +23,7 @@ from lagom_overlap.planners.schedule.incumbent import Incumbent
 from lagom_overlap.planners.schedule.library import GraphArrays, library, schedule_of
 
 NUM_THREADS: Final = 2
+"""Windows searched at once. Bounds what planning takes of a machine."""
 _LOOK_S: Final = 0.05
 """Seconds between two looks at whether the user wants to end."""
 _SIZES: Final = (120, 120, 60, 240)
@@ -119,10 +120,10 @@ def race(
                 )
             return generation.improved(schedule, max_rounds=2, deadline=runner.ends)
 
-        made = run_concurrently(run, runners, search.stop)
+        results = run_concurrently(run, runners, search.stop)
         deadline.join([runner.ends for runner in runners])
         dull += 1
-        for runner, schedule in zip(runners, made, strict=True):
+        for runner, schedule in zip(runners, results, strict=True):
             runner.gain = runner.schedule.makespan - schedule.makespan
             runner.schedule = schedule
             if runner.gain > _LEAST_GAIN * schedule.makespan:

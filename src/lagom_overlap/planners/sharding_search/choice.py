@@ -11,7 +11,7 @@ A needed layout costs once however many calls need it (`problem`). Per tensor, n
 `way <= made in that layout` and `sum of ways >= needed`; and every reader is served from the layout that the tensor is
 made in, which whole numbers imply and their relaxation does not.
 
-Nodes of the same kind in several layers share their decision (`tie_layers`): layers are alike, and a program of 24 has
+Nodes of the same kind in several layers share their decision: layers are alike, and a program of 24 has
 the variables of one. Memory is bounded at the moments where the last solution broke the limit, until none does.
 """
 
@@ -66,7 +66,6 @@ def choose_sharding(
     problem: ShardingProblem,
     *,
     memory_limit_bytes: int | None = None,
-    tie_layers: bool = True,
     starts: Sequence[tuple[int, ...]] = (),
     deadline: Deadline | None = None,
     seed: int = 0,
@@ -83,7 +82,7 @@ def choose_sharding(
     best = _cheapest(problem, lifetimes, [(0,) * len(problem.nodes), *starts], memory_limit_bytes)
     moments = lifetimes.likely_peaks()
     for _ in range(_MAX_ROUNDS):
-        model = _Model(problem, tie_layers=tie_layers)
+        model = _Model(problem)
         if memory_limit_bytes is not None:
             for moment in moments:
                 model.bound_memory(lifetimes, moment, memory_limit_bytes)
@@ -93,7 +92,7 @@ def choose_sharding(
         if solution is None and best is not None:
             return replace(best, bound_s=model.bound_s)
         if solution is None:
-            lean = _Model(problem, tie_layers=tie_layers)
+            lean = _Model(problem)
             lean.minimise_memory(lifetimes, moments)
             leanest = lean.solved(deadline, seed)
             raise JobError(
@@ -141,11 +140,10 @@ def _why_none(problem: ShardingProblem, leanest_bytes: int | None, limit_bytes: 
 class _Model:
     """The integer program of one problem."""
 
-    def __init__(self, problem: ShardingProblem, *, tie_layers: bool) -> None:
+    def __init__(self, problem: ShardingProblem) -> None:
         self._problem = problem
         self._model = cp_model.CpModel()
-        kinds = {node.name: node.kind if tie_layers else node.name for node in problem.nodes}
-        self._kind_of = [kinds[node.name] for node in problem.nodes]
+        self._kind_of = [node.kind for node in problem.nodes]
         self._cost: list[cp_model.LinearExprT] = []
         self._preferred = 0  # ticks of the objective that are no time, at most
         self.bound_s = 0.0

@@ -49,8 +49,8 @@ def sharding_problem(
     for call in computing(program.calls):
         node = _joined(call, views, maker, mesh) if merge and _is_trivial(call) else None
         if node is None:
-            found = [strategy for strategy in strategies_of(call, mesh) if _can_be_fed(call, strategy, views)]
-            node = _Growing([call], [[strategy] for strategy in found])
+            fed = [strategy for strategy in strategies_of(call, mesh) if _can_be_fed(call, strategy, views)]
+            node = _Growing([call], [[strategy] for strategy in fed])
             growing.append(node)
         for output in call.outputs:
             node.made[output.value] = [strategies[-1].layout(output) for strategies in node.strategies]
@@ -88,9 +88,9 @@ def _joined(
     made_here = [(root, operand) for root, operand in candidates if root in maker]
     for root, operand in sorted(made_here, key=lambda entry: -maker[entry[0]][0]):
         _, node = maker[root]
-        found = [_following(call, operand, layout, views, mesh) for layout in node.made[root]]
-        kept = [strategy for strategy in found if strategy is not None]
-        if len(kept) == len(found):
+        following = [_following(call, operand, layout, views, mesh) for layout in node.made[root]]
+        kept = [strategy for strategy in following if strategy is not None]
+        if len(kept) == len(following):
             node.calls.append(call)
             for strategies, strategy in zip(node.strategies, kept, strict=True):
                 strategies.append(strategy)

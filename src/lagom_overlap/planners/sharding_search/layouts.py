@@ -13,6 +13,7 @@ from lagom_overlap.hardware import Cluster
 from lagom_overlap.workload.tensor_program import Value
 
 MAX_MESH_DIMS: Final = 2
+"""Between nodes and within one; the program grows with every pair of layouts."""
 
 
 class Held(StrEnum):

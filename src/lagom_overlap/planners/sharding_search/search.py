@@ -131,6 +131,7 @@ def search_sharding(
 
 
 MAX_STAGE = 3
+"""ZeRO's last stage."""
 
 
 def data_parallel(problem: ShardingProblem, zero_stage: int) -> ShardingProblem:

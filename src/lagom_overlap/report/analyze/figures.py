@@ -22,6 +22,7 @@ MAX_EVENTS: Final = 3000
 MAX_ROWS: Final = 16
 """Rows of a figure that fit a screen."""
 MAX_FALLS: Final = 6
+"""Collectives that have a step of their own in the waterfall, those that are exposed longest; the rest is one."""
 _PARTS: Final = (
     ("computation alone", COMPUTE[0]),
     ("computation during communication", GOOD),
@@ -32,22 +33,22 @@ _PARTS: Final = (
 )
 
 
-def parts_of(found: Measures) -> tuple[int, ...]:
+def parts_of(measures: Measures) -> tuple[int, ...]:
     """The span as a sum, in the order of the figure's legend, in ns."""
     return (
-        found.compute_ns - found.overlap_ns,
-        found.overlap_ns,
-        found.exposed_comm_ns,
-        found.copies_alone_ns,
-        found.host_bound_ns,
-        found.idle_ns - found.host_bound_ns,
+        measures.compute_ns - measures.overlap_ns,
+        measures.overlap_ns,
+        measures.exposed_comm_ns,
+        measures.copies_alone_ns,
+        measures.host_bound_ns,
+        measures.idle_ns - measures.host_bound_ns,
     )
 
 
-def _bars(names: Sequence[str], held: Sequence[Measures]) -> go.Figure:
-    unit, unit_name = time_unit(max((measures.span_ns for measures in held), default=0) / NS_PER_S)
+def _bars(names: Sequence[str], measured: Sequence[Measures]) -> go.Figure:
+    unit, unit_name = time_unit(max((measures.span_ns for measures in measured), default=0) / NS_PER_S)
     figure = go.Figure()
-    rows = [parts_of(measures) for measures in held]
+    rows = [parts_of(measures) for measures in measured]
     for index, (part, colour) in enumerate(_PARTS):
         figure.add_bar(
             name=part,

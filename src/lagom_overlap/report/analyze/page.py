@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from lagom_overlap.analysis.against import Against
+from lagom_overlap.analysis.against import AgainstRun
 from lagom_overlap.analysis.collectives import CollectiveRow
 from lagom_overlap.analysis.findings import RankFindings
 from lagom_overlap.analysis.groups import TraceGroup
@@ -139,7 +139,7 @@ def _page(result: AnalyzeResult) -> _Page:
         rank_parts=tuple(_rank_part(rank) for rank in timed[:MAX_RANK_PARTS]),
         details=tuple(_detail(result, row) for row in findings.rows[:MAX_DETAILS]),
         warnings=findings.warnings,
-        against=None if result.analysis.against is None else _against_part(result.analysis.against),
+        against=None if result.against is None else _against_part(result.against),
     )
 
 
@@ -148,15 +148,15 @@ def _in_one_line(rows: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]
     return tuple(tuple(cell.replace("\n", ", ") for cell in row) for row in rows)
 
 
-def _against_part(found: Against) -> _AgainstPart:
+def _against_part(compared: AgainstRun) -> _AgainstPart:
     return _AgainstPart(
-        headline=against_headline(found),
+        headline=against_headline(compared),
         heads=HEADS,
-        steps=tuple(step_cells(found)),
-        kinds=tuple(change_cells(found.kinds)),
-        communicators=tuple(change_cells(found.communicators)),
-        collectives=tuple(change_cells(found.collectives[:MAX_CHANGES])),
-        warnings=found.warnings,
+        steps=tuple(step_cells(compared)),
+        kinds=tuple(change_cells(compared.kinds)),
+        communicators=tuple(change_cells(compared.communicators)),
+        collectives=tuple(change_cells(compared.collectives[:MAX_CHANGES])),
+        warnings=compared.warnings,
     )
 
 

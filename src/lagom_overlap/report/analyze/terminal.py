@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from lagom_overlap.analysis.against import Against
+from lagom_overlap.analysis.against import AgainstRun
 from lagom_overlap.report.analyze.against import against_headline, change_cells, only_communicator_of, step_cells
 from lagom_overlap.report.analyze.words import (
     advice_texts,
@@ -40,6 +40,7 @@ MAX_ADVICE: Final = 5
 MAX_WARNINGS: Final = 4
 MAX_KINDS: Final = 4
 MAX_CHANGES: Final = 5
+"""Rows of the tables, so that a screen holds the answer; `--json` has all."""
 _RAGGED: Final = 12
 """Columns that a break between words may leave empty at the end of a name's first line."""
 
@@ -80,11 +81,11 @@ def _table(
     return Fitted(table)
 
 
-def analysis_summary(result: AnalyzeResult) -> RenderableType:
+def analysis_summary(result: AnalyzeResult, written: Sequence[str] = ()) -> RenderableType:
     """The whole summary."""
     parts: list[RenderableType] = [Text(plain(headline(result)), style="bold"), Text("")]
-    if result.analysis.against is not None:
-        parts += _against(result.analysis.against)
+    if result.against is not None:
+        parts += _against(result.against)
     ranks = rank_cells(result)
     if ranks:
         parts.append(
@@ -125,7 +126,7 @@ def analysis_summary(result: AnalyzeResult) -> RenderableType:
                 plain(collectives_head(result, only)),
                 (("calls", 5), ("total", 8), ("exposed", 8), ("stretch", 8), ("waiting", 8), ("busbw", 9)),
                 collectives,
-                MAX_COLLECTIVES if result.analysis.against is None else MAX_COLLECTIVES // 2,
+                MAX_COLLECTIVES if result.against is None else MAX_COLLECTIVES // 2,
                 "collectives",
             ),
         ]
@@ -137,7 +138,7 @@ def analysis_summary(result: AnalyzeResult) -> RenderableType:
                 "kernels during a collective",
                 (("all runs", 8), ("slowdown", 8), ("95 %", 11), ("stretch", 8)),
                 classes,
-                MAX_CLASSES if result.analysis.against is None else MAX_CLASSES // 2,
+                MAX_CLASSES if result.against is None else MAX_CLASSES // 2,
                 "pairs",
             )
         )
@@ -151,42 +152,39 @@ def analysis_summary(result: AnalyzeResult) -> RenderableType:
     parts += [Text(f"! {plain(text)}", style="yellow") for text in warnings[:most]]
     if len(warnings) > most:
         parts.append(Text(f"! and {len(warnings) - most} more warnings (--json)", style="yellow"))
-    files = {path.name: path for path in result.files}
-    if files:
-        shown = (f"Report: {files['report.html']}", f"Timeline (Perfetto): {files['timeline.json']}")
-        parts += [Text(""), *map(to_type, shown)]
+    parts += [Text(""), *map(to_type, written)] if written else []
     parts += [Text(""), to_type(f"Next: {plain(result.next_line)}")]
     return Group(*parts)
 
 
-def _against(found: Against) -> list[RenderableType]:
-    only = only_communicator_of(found)
+def _against(compared: AgainstRun) -> list[RenderableType]:
+    only = only_communicator_of(compared)
     columns = (("calls", 9), ("total", 8), ("Δ total", 8), ("Δ exposed", 9), ("Δ stretch", 9), ("channels", 8))
     parts: list[RenderableType] = [
-        Text(plain(against_headline(found)), style="bold"),
+        Text(plain(against_headline(compared)), style="bold"),
         _table(
             "per step",
             (("other run", 10), ("this run", 10), ("difference", 10), ("", 9)),
-            step_cells(found),
+            step_cells(compared),
             MAX_RANKS,
             "",
         ),
         Text(""),
     ]
-    if len(found.kinds) > 1:
-        parts += [_table("changed, by kind", columns, change_cells(found.kinds), MAX_KINDS, "kinds"), Text("")]
-    if found.collectives:
+    if len(compared.kinds) > 1:
+        parts += [_table("changed, by kind", columns, change_cells(compared.kinds), MAX_KINDS, "kinds"), Text("")]
+    if compared.collectives:
         parts += [
             _table(
                 "changed most" if only is None else f"changed, on {plain(only)}",
                 columns,
-                change_cells(found.collectives, only),
+                change_cells(compared.collectives, only),
                 MAX_CHANGES,
                 "collectives",
             ),
             Text(""),
         ]
-    parts += [Text(f"! {plain(text)}", style="yellow") for text in found.warnings]
+    parts += [Text(f"! {plain(text)}", style="yellow") for text in compared.warnings]
     return parts
 
 

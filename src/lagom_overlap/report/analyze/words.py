@@ -86,20 +86,19 @@ def headline(result: AnalyzeResult) -> str:
         num = len(findings.ranks)
         files = f"{time_text(total)} of collectives over {num} rank{'s' * (num > 1)}; the files hold no timeline."
         return " ".join((*stands, files))
-    found = job_measures(result)
+    job = job_measures(result)
     windows = sum(max(1, len(rank.steps)) for rank in timed)
-    span = found.span_ns
+    span = job.span_ns
     stretched = sum(findings.contention.of_rank)
     parts = [
-        f"exposed communication {time_text(found.exposed_comm_ns / windows)} "
-        f"({percent_text(found.exposed_comm_ns, span)})",
+        f"exposed communication {time_text(job.exposed_comm_ns / windows)} ({percent_text(job.exposed_comm_ns, span)})",
         f"computation stretched by it {_stretch_text(findings.contention, stretched / windows, span / windows)}",
-        f"idle {time_text(found.idle_ns / windows)} ({percent_text(found.idle_ns, span)}"
-        + ("" if timed[0].trace.is_cpu else f", of it waiting for the CPU {_host_text(found)}")
+        f"idle {time_text(job.idle_ns / windows)} ({percent_text(job.idle_ns, span)}"
+        + ("" if timed[0].trace.is_cpu else f", of it waiting for the CPU {_host_text(job)}")
         + ")",
     ]
-    if found.copies_alone_ns >= _TELLING * span > 0:
-        copies_ns = found.copies_alone_ns
+    if job.copies_alone_ns >= _TELLING * span > 0:
+        copies_ns = job.copies_alone_ns
         parts.append(f"copies alone {time_text(copies_ns / windows)} ({percent_text(copies_ns, span)})")
     counts = {max(1, len(rank.steps)) for rank in timed}
     num = counts.pop() if len(counts) == 1 else windows
@@ -112,33 +111,33 @@ def headline(result: AnalyzeResult) -> str:
     return f"{subject} takes {time_text(span / windows)} ({mean}): {', '.join(parts)}."
 
 
-def _host_text(found: Measures) -> str:
-    return percent_text(found.host_bound_ns, found.idle_ns)
+def _host_text(measures: Measures) -> str:
+    return percent_text(measures.host_bound_ns, measures.idle_ns)
 
 
-def _stretch_text(found: Contention, stretched_ns: float, span_ns: float) -> str:
+def _stretch_text(contention: Contention, stretched_ns: float, span_ns: float) -> str:
     """The stretch in a step; where much of the overlapped computation has no twin, of how much it is known."""
-    if found.uncovered_ns and not found.total.num_overlapped:
+    if contention.uncovered_ns and not contention.total.num_overlapped:
         return "unknown"
-    known = found.covered_ns / max(1, found.covered_ns + found.uncovered_ns)
+    known = contention.covered_ns / max(1, contention.covered_ns + contention.uncovered_ns)
     part = (
         f", measured for {100 * known:.0f} % of the overlapped computation"
-        if found.uncovered_ns and known < _NEARLY_ALL
+        if contention.uncovered_ns and known < _NEARLY_ALL
         else ""
     )
     return f"{time_text(stretched_ns)} ({percent_text(stretched_ns, span_ns)}{part})"
 
 
-def _hta_cells(name: str, found: HtaFigures) -> tuple[str, ...]:
+def _hta_cells(name: str, figures: HtaFigures) -> tuple[str, ...]:
     return (
         name,
-        format_seconds(found.span_us * US),
-        format_seconds(found.compute_us * US),
-        format_seconds(found.comm_us * US),
-        format_seconds((found.comm_us - found.overlap_us) * US),
-        _NONE if found.overlap_pct is None else f"{found.overlap_pct:.2f} %",
+        format_seconds(figures.span_us * US),
+        format_seconds(figures.compute_us * US),
+        format_seconds(figures.comm_us * US),
+        format_seconds((figures.comm_us - figures.overlap_us) * US),
+        _NONE if figures.overlap_pct is None else f"{figures.overlap_pct:.2f} %",
         _NONE,
-        format_seconds(found.idle_us * US),
+        format_seconds(figures.idle_us * US),
     )
 
 
@@ -189,18 +188,18 @@ def rank_cells(result: AnalyzeResult) -> list[tuple[str, ...]]:
         if result.analysis.hta:
             rows.append(_hta_cells(name, result.analysis.hta[index]))
             continue
-        found, num = rank.measures, max(1, len(rank.steps))
-        step_ns = found.span_ns / num
+        measures, num = rank.measures, max(1, len(rank.steps))
+        step_ns = measures.span_ns / num
         rows.append(
             (
                 name,
                 time_text(step_ns),
-                _shared(found.compute_ns / num, step_ns),
-                _shared(found.comm_ns / num, step_ns),
-                _shared(found.exposed_comm_ns / num, step_ns),
-                percent_text(found.overlap_ns, found.comm_ns),
+                _shared(measures.compute_ns / num, step_ns),
+                _shared(measures.comm_ns / num, step_ns),
+                _shared(measures.exposed_comm_ns / num, step_ns),
+                percent_text(measures.overlap_ns, measures.comm_ns),
                 _shared(rank.stretched_ns / num, step_ns),
-                _shared(found.idle_ns / num, step_ns),
+                _shared(measures.idle_ns / num, step_ns),
             )
         )
     return rows
@@ -247,27 +246,27 @@ def collective_cells(result: AnalyzeResult, only: str | None = None) -> list[tup
 
 def contention_sentence(result: AnalyzeResult) -> str:
     """What is known about contention, and of how much nothing is."""
-    found = result.analysis.findings.contention
-    overlapped_ns = found.covered_ns + found.uncovered_ns
+    contention = result.analysis.findings.contention
+    overlapped_ns = contention.covered_ns + contention.uncovered_ns
     if not overlapped_ns:
         return "No computation runs during a collective: nothing is stretched."
-    if not found.total.num_overlapped:
+    if not contention.total.num_overlapped:
         return f"{time_text(overlapped_ns)} of computation in all runs during collectives, none of it also alone."
     interval = ""
-    if found.total.low is not None and found.total.high is not None:
-        interval = f" (95 %: {found.total.low:.2f}–{found.total.high:.2f})"
-    more = f"; another {time_text(found.uncovered_ns)} of it has no run alone to compare with"
-    without = more if found.uncovered_ns else ""
+    if contention.total.low is not None and contention.total.high is not None:
+        interval = f" (95 %: {contention.total.low:.2f}–{contention.total.high:.2f})"
+    more = f"; another {time_text(contention.uncovered_ns)} of it has no run alone to compare with"
+    without = more if contention.uncovered_ns else ""
     return (
-        f"During collectives the same kernels take {found.total.slowdown:.2f}×{interval} as long as alone, over "
-        f"{time_text(found.covered_ns)} of computation in all{without}.{_too_few(found)}"
+        f"During collectives the same kernels take {contention.total.slowdown:.2f}×{interval} as long as alone, over "
+        f"{time_text(contention.covered_ns)} of computation in all{without}.{_too_few(contention)}"
     )
 
 
-def _too_few(found: Contention) -> str:
+def _too_few(contention: Contention) -> str:
     """Why no advice rests on the stretch, where no collective was met by enough runs; else empty."""
-    most_alone = max((row.num_alone for row in found.by_collective.values()), default=0)
-    most = max((min(row.num_alone, row.num_overlapped) for row in found.by_collective.values()), default=0)
+    most_alone = max((row.num_alone for row in contention.by_collective.values()), default=0)
+    most = max((min(row.num_alone, row.num_overlapped) for row in contention.by_collective.values()), default=0)
     if most >= MIN_PROOF:
         return ""
     which = f"{most_alone} alone" if most_alone < MIN_PROOF else f"{most} during one collective"
@@ -300,15 +299,15 @@ def contention_cells(result: AnalyzeResult, only: str | None = None) -> list[tup
     rows: list[tuple[str, ...]] = []
     num = _num_windows(result)
     for row in result.analysis.findings.contention.classes:
-        found = row.found
-        interval = _NONE if found.low is None or found.high is None else f"{found.low:.2f}–{found.high:.2f}"
+        slowdown = row.found
+        interval = _NONE if slowdown.low is None or slowdown.high is None else f"{slowdown.low:.2f}–{slowdown.high:.2f}"
         rows.append(
             (
                 f"{row.kernel_class} | {collective_text(row.collective, only)}",
-                str(found.num_overlapped),
-                f"{found.slowdown:.2f}×",
+                str(slowdown.num_overlapped),
+                f"{slowdown.slowdown:.2f}×",
                 interval,
-                time_text(found.stretched_ns / num),
+                time_text(slowdown.stretched_ns / num),
             )
         )
     return rows
@@ -318,19 +317,19 @@ def advice_texts(result: AnalyzeResult) -> list[tuple[str, str, str, str]]:
     """(gain, what, evidence, line) of every piece of advice."""
     return [
         (
-            f"up to {format_seconds(held.predicted_gain_s)} per step{_predicted(result, held)}",
-            held.what,
-            held.evidence,
-            held.apply,
+            f"up to {format_seconds(advice.predicted_gain_s)} per step{_predicted(result, advice)}",
+            advice.what,
+            advice.evidence,
+            advice.apply,
         )
-        for held in result.advice
+        for advice in result.advice
     ]
 
 
-def _predicted(result: AnalyzeResult, held: Advice) -> str:
+def _predicted(result: AnalyzeResult, advice: Advice) -> str:
     """What the model predicts of the same change where that is no gain: the trace alone gives a bound, no more."""
-    answer = next((answer for answer in result.what_ifs if answer.change == held.change), None)
+    answer = next((answer for answer in result.what_ifs if answer.change == advice.change), None)
     if answer is None or answer.verdict is GainEstimate.GAIN:
         return ""
-    of_all = "" if held.change == COPY_ENGINES.change else " for all calls"
+    of_all = "" if advice.change == COPY_ENGINES.change else " for all calls"
     return f"; predicted{of_all}: {format_percent(answer.share, signed=True)}"

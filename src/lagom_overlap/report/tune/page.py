@@ -145,14 +145,14 @@ def _group_parts(
 def _overview(result: TuneResult) -> tuple[tuple[str, str, str, str], ...]:
     """What changes, those with most gain first: groups of a kind, their time in a step, of the step, the settings."""
     rows = alike_groups(result)
-    found = []
+    overview = []
     for row in rows:
         times, _, of_step = times_text(result, row).removesuffix(" of the step").partition(", ")
         settings = "; ".join(row.changes) or "unchanged"
-        found.append(
+        overview.append(
             (f"{row.count} × {row.what}", settings, times if row.changes else "", of_step if row.changes else "")
         )
-    return tuple(found)
+    return tuple(overview)
 
 
 def _verdict_words(result: TuneResult) -> tuple[str, str]:
@@ -217,9 +217,9 @@ def _search_note(result: TuneResult) -> str:
     return f"{_number(num, 'measurement')}, chosen by {result.tuner}; the A/B's rounds are not among them."
 
 
-def _shares(held: tuple[GroupHistory, ...]) -> tuple[float | None, ...]:
+def _shares(histories: tuple[GroupHistory, ...]) -> tuple[float | None, ...]:
     """Each group's part of the iteration's makespan under the default, None where a group was not measured."""
-    times = [h.problem.group.count * h.default.makespan_s if h.default else None for h in held]
+    times = [h.problem.group.count * h.default.makespan_s if h.default else None for h in histories]
     total = sum(time or 0.0 for time in times)
     return tuple(None if time is None or not total else time / total for time in times)
 

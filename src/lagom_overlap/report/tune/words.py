@@ -151,13 +151,15 @@ def summary(result: TuneResult) -> str:
 def _prediction(result: TuneResult, verdict: Verdict, than: str) -> str:
     """The word of a run in which nothing was run: never that something is adopted."""
     if result.changes_nothing:
-        found = f"the search found nothing better than {than}"
+        outcome = f"the search found nothing better than {than}"
     elif TUNED_ARM in verdict.failures:
-        found = f"tuned cannot be predicted ({verdict.failures[TUNED_ARM]})"
+        outcome = f"tuned cannot be predicted ({verdict.failures[TUNED_ARM]})"
     else:
-        found = f"tuned would be {_speed_text(verdict.over_default, than)}"
+        outcome = f"tuned would be {_speed_text(verdict.over_default, than)}"
     gain = _gain_text(result.predicted) if result.predicted is not None and not result.changes_nothing else ""
-    return f"A prediction, not an A/B: {found}.{gain} Nothing was run; only an A/B on the machine can adopt a setting."
+    return (
+        f"A prediction, not an A/B: {outcome}.{gain} Nothing was run; only an A/B on the machine can adopt a setting."
+    )
 
 
 def _gain_text(gain: PredictedGain) -> str:

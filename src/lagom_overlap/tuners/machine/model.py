@@ -56,6 +56,7 @@ from lagom_overlap.units import KIB, MIB
 from lagom_overlap.workload import Kernel, OverlapGroup
 
 UNKNOWN_SMS: Final = 108
+"""SMs where the space does not say the GPU: an A100's."""
 
 
 NUM_PARAMS: Final = 6

@@ -35,10 +35,12 @@ def in_param_dtype(iteration: Iteration) -> Iteration:
         if op.name in scatters:
             ops += _scatter_and_cast(op, casts[op.name])
             continue
-        made = replace(op, deps=tuple(casts.get(dep, dep) for dep in op.deps))
-        if op.name in scatters.values() and isinstance(made, CompOp) and isinstance(made.work, MemoryBound):
-            made = replace(made, work=replace(made.work, num_bytes=made.work.num_bytes - written[op.name] // 2))
-        ops.append(made)
+        rewritten = replace(op, deps=tuple(casts.get(dep, dep) for dep in op.deps))
+        if op.name in scatters.values() and isinstance(rewritten, CompOp) and isinstance(rewritten.work, MemoryBound):
+            rewritten = replace(
+                rewritten, work=replace(rewritten.work, num_bytes=rewritten.work.num_bytes - written[op.name] // 2)
+            )
+        ops.append(rewritten)
     return replace(iteration, ops=tuple(ops), buffers=tuple(_buffers(iteration, scatters, casts)))
 
 
@@ -75,7 +77,7 @@ def _buffers(iteration: Iteration, scatters: dict[str, str], casts: dict[str, st
 def _scatters(iteration: Iteration) -> dict[str, str]:
     """The copy into each reduction; nothing if one of them is no plain reduce-scatter of twice the gradients' type."""
     ops = {op.name: op for op in iteration.ops}
-    found: dict[str, str] = {}
+    scatters: dict[str, str] = {}
     for op in iteration.comms:
         if op.stream != REDUCE_SCATTER:
             continue
@@ -92,6 +94,6 @@ def _scatters(iteration: Iteration) -> dict[str, str]:
         most = 1.5 * written if copy.origin.kernel == _COPIES_IN[1] else written
         if not written <= 2 * read <= most:
             return {}
-        found[op.name] = copy.name
-    reads_on = [op for op in iteration.comms if any(dep in found for dep in op.deps)]
-    return {} if reads_on else found
+        scatters[op.name] = copy.name
+    reads_on = [op for op in iteration.comms if any(dep in scatters for dep in op.deps)]
+    return {} if reads_on else scatters

@@ -48,13 +48,13 @@ def _instead(flow: Iteration, kept: Iteration) -> dict[str, str]:
     """For operators that are gone, the one before on their stream: who waited for them waits for that."""
     left = {op.name for op in kept.ops}
     last: dict[str, str] = {}
-    found: dict[str, str] = {}
+    instead: dict[str, str] = {}
     for op in flow.ops:
         if op.name in left:
             last[op.stream] = op.name
         elif op.stream in last:
-            found[op.name] = last[op.stream]
-    return found
+            instead[op.name] = last[op.stream]
+    return instead
 
 
 def _behind_kept(flow: Iteration, kept: Iteration, visits: Sequence[Visit]) -> dict[str, list[Visit]]:
@@ -210,23 +210,23 @@ class _Reissue:
         num_buffers = self._settings.reduce_buffers
         if num_buffers == 1 or op.stream != COMPUTE or op.origin.phase not in _BACKWARD:
             return tuple(kept)
-        found = []
+        waits = []
         for name in kept:
             place = self._place_of_reduction.get(name)
             if place is None:
-                found.append(name)
+                waits.append(name)
             elif (earlier := awaited_reduction(self._reductions, place + 1, num_buffers)) is not None:
-                found.append(earlier)
-        return tuple(found)
+                waits.append(earlier)
+        return tuple(waits)
 
     def _kept_waits(self, name: str) -> list[str]:
         """The waits of an operator without those for gathers, of its communicator, which may have moved."""
-        found = (wait if wait in self._ops else self._instead.get(wait, "") for wait in self._waits.get(name, ()))
-        return [wait for wait in found if wait in self._ops and wait not in self._of_chain]
+        waits = (wait if wait in self._ops else self._instead.get(wait, "") for wait in self._waits.get(name, ()))
+        return [wait for wait in waits if wait in self._ops and wait not in self._of_chain]
 
     def _put(self, op: Op, waits: tuple[str, ...]) -> None:
         more = tuple(name for name in waits if name not in op.deps)
-        made = replace(op, deps=(*op.deps, *more)) if more else op
-        if self._settings.separate_reduce_group and isinstance(made, CommOp) and op.stream == REDUCE_SCATTER:
-            made = replace(made, communicator=reduce_communicator(made.communicator))
-        self._out.append(made)
+        reissued = replace(op, deps=(*op.deps, *more)) if more else op
+        if self._settings.separate_reduce_group and isinstance(reissued, CommOp) and op.stream == REDUCE_SCATTER:
+            reissued = replace(reissued, communicator=reduce_communicator(reissued.communicator))
+        self._out.append(reissued)

@@ -50,7 +50,7 @@ def visits_of(iteration: Iteration) -> tuple[Visit, ...]:
     for op in iteration.ops:
         for dep in op.deps:
             readers.setdefault(dep, []).append(op.name)
-    found = []
+    visits = []
     for name, copies in copies_into(iteration).items():
         gather = ops[name]
         if not isinstance(gather, CommOp) or gather.stream != ALL_GATHER:
@@ -72,8 +72,8 @@ def visits_of(iteration: Iteration) -> tuple[Visit, ...]:
             chain=(*copies, name),
             copied=copied,
         )
-        found.append(visit)
-    return tuple(sorted(found, key=lambda visit: place[visit.copied[0]]))
+        visits.append(visit)
+    return tuple(sorted(visits, key=lambda visit: place[visit.copied[0]]))
 
 
 def units_of(visits: tuple[Visit, ...]) -> tuple[str, ...]:

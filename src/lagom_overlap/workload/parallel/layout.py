@@ -86,6 +86,7 @@ class AttentionKernel(StrEnum):
 
 
 MAX_ZERO_STAGE: Final = 3
+"""Optimizer, gradients, parameters shared out."""
 DEFAULT_BUCKET: Final = "160 MB"
 """Megatron-LM's 40 million FP32 gradients."""
 MAX_SLOTS: Final = 1 << 18

@@ -178,18 +178,18 @@ def _kept_units(model: TransformerModel, layout: ParallelLayout, kinds: Sequence
     """
     is_shared = layout.expert_ranks > layout.expert
     apart = 0 if model.tied_embeddings else table
-    found: list[int] = [0] * (len(kinds) + 2)
-    left = layout.kept_units if layout.zero_stage == MAX_ZERO_STAGE else 2 * len(found)
-    for place in reversed(range(len(found))):
+    kept: list[int] = [0] * (len(kinds) + 2)
+    left = layout.kept_units if layout.zero_stage == MAX_ZERO_STAGE else 2 * len(kept)
+    for place in reversed(range(len(kept))):
         if place in (0, len(kinds) + 1):
             sizes = [apart] if apart else []
         else:
             whole = layer_params_per_gpu(model, layout, kinds[place - 1])
             experts = expert_params_per_gpu(model, layout, kinds[place - 1])
             sizes = [experts, whole - experts] if experts and is_shared else [whole]
-        found[place] = sum(sizes[: max(0, left)])
+        kept[place] = sum(sizes[: max(0, left)])
         left -= len(sizes)
-    return found
+    return kept
 
 
 def stage_memory(
@@ -215,29 +215,29 @@ def stage_memory(
     kinds = {model.kind_of(layer) for layers in stage.chunks for layer in layers}
 
     def kept(kind: LayerKind, recompute: Recompute) -> int:
-        found = layer_activation_bytes(
+        activations = layer_activation_bytes(
             model, layout, seq_len, recompute, precision=precision, kind=kind, weighs_inside=weighs_inside
         )
-        return found + (
+        return activations + (
             0 if eager is None else extra_layer_bytes(model, layout, seq_len, kind, facts=eager, recompute=recompute)
         )
 
-    held = {kind: kept(kind, layout.recompute) for kind in kinds}
+    by_kind = {kind: kept(kind, layout.recompute) for kind in kinds}
     if layout.recompute is Recompute.LAYERS:  # every second one keeps all of it, the others their input
-        held = {kind: (held[kind] + kept(kind, Recompute.FULL)) // 2 for kind in kinds}
+        by_kind = {kind: (by_kind[kind] + kept(kind, Recompute.FULL)) // 2 for kind in kinds}
     predictions = stage.num_predictions * prediction_activation_bytes(model, layout, seq_len, precision=precision)
 
     def kept_by(layers: range) -> int:
         inside = [layer for layer in layers if layer < model.num_layers or layout.recompute is not Recompute.FULL]
         around = predictions if layers.stop > model.num_layers else 0
-        return around + sum(held[model.kind_of(layer)] for layer in inside)
+        return around + sum(by_kind[model.kind_of(layer)] for layer in inside)
 
     activations = in_flight * max(map(kept_by, stage.chunks))
     again = 0
     if layout.recompute is not Recompute.NONE:
         # What is made again joins what is kept of the same layer; of a layer that is made again whole, its input.
         is_whole = layout.recompute in (Recompute.FULL, Recompute.LAYERS)
-        spared = {kind: kept(kind, Recompute.FULL) for kind in kinds} if is_whole else held
+        spared = {kind: kept(kind, Recompute.FULL) for kind in kinds} if is_whole else by_kind
         again = max((kept(kind, Recompute.NONE) - spared[kind] for kind in kinds), default=0)
     if eager is not None:
         own = shard if zero >= 1 else params
@@ -251,7 +251,7 @@ def stage_memory(
             element_bytes=element_bytes,
             reduced_bytes=precision.reduction.num_bytes,
             kept_bytes=activations,
-            layer_bytes=max(held.values(), default=0),
+            layer_bytes=max(by_kind.values(), default=0),
             again_bytes=again,
             layer=max((layer_params_per_gpu(model, layout, kind) for kind in kinds), default=0),
             layers=sum(layer_params_per_gpu(model, layout, kind) for kind in stage_kinds),

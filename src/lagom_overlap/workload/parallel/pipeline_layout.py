@@ -17,6 +17,7 @@ from typing import Final
 from lagom_overlap.errors import JobError
 
 MAX_PLACES: Final = 100_000
+"""Chosen: `*n` in nested parentheses must not fill the memory."""
 _GROUP: Final = re.compile(r"\(([^()]*)\)(?:\*(\d{1,6}))?")
 _ONE: Final = re.compile(r"([EtmL|])\*(\d{1,6})")
 
@@ -61,8 +62,8 @@ def parse_pipeline_layout(text: str) -> ChunkSizes:
 def _spelled(text: str, where: str) -> str:
     """The text without `*n` and parentheses."""
     for pattern in (_ONE, _GROUP):
-        repeated = sum(len(found[1]) * int(found[2] or 1) for found in pattern.finditer(text))
+        repeated = sum(len(match[1]) * int(match[2] or 1) for match in pattern.finditer(text))
         if repeated > MAX_PLACES:
             raise JobError(f"{where}: more than {MAX_PLACES} places")
-        text = pattern.sub(lambda found: found[1] * int(found[2] or 1), text)
+        text = pattern.sub(lambda match: match[1] * int(match[2] or 1), text)
     return text

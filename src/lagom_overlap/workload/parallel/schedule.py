@@ -30,7 +30,7 @@ def stage_slots(layout: ParallelLayout, rank: int) -> tuple[Slot, ...]:
     num = layout.num_micro_batches
     if layout.schedule is PipelineSchedule.INTERLEAVED:
         return _interleaved(layout, rank, layout.micro_batch_group or layout.pipeline)
-    warm_up = _warm_up(layout, rank)
+    warm_up = num_warm_up(layout, rank)
     slots = [Slot(True, index) for index in range(warm_up)]
     for index in range(warm_up, num):
         slots += [Slot(True, index), Slot(False, index - warm_up)]
@@ -53,7 +53,7 @@ def _interleaved(layout: ParallelLayout, rank: int, group: int) -> tuple[Slot, .
         batch, chunk = turns[index]
         return Slot(forward, batch, chunk if forward else chunks - 1 - chunk)
 
-    warm_up = _warm_up(layout, rank)
+    warm_up = num_warm_up(layout, rank)
     slots = [slot(index, True) for index in range(warm_up)]
     for index in range(warm_up, total):
         slots += [slot(index, True), slot(index - warm_up, False)]
@@ -66,10 +66,10 @@ def most_in_flight(layout: ParallelLayout, rank: int) -> int:
 
     Those of the warm-up, and the one after it, which runs before the first backward.
     """
-    return min(layout.num_micro_batches * layout.chunks, _warm_up(layout, rank) + 1)
+    return min(layout.num_micro_batches * layout.chunks, num_warm_up(layout, rank) + 1)
 
 
-def _warm_up(layout: ParallelLayout, rank: int) -> int:
+def num_warm_up(layout: ParallelLayout, rank: int) -> int:
     """Forwards that a stage runs before its first backward has its forward right before it."""
     num, stages_behind = layout.num_micro_batches, layout.pipeline - rank - 1
     match layout.schedule:

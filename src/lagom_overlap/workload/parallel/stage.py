@@ -74,9 +74,9 @@ def plan_stages(model: TransformerModel, layout: ParallelLayout) -> tuple[StageP
     stages = []
     for rank in range(layout.pipeline):
         first, last = rank == 0, rank == layout.pipeline - 1
-        held = chunks[rank :: layout.pipeline]
+        own_chunks = chunks[rank :: layout.pipeline]
         own_end = model.num_layers + model.num_mtp_held * len(model.mtp_kinds)
-        kinds = [model.kind_of(layer) for layers in held for layer in layers if layer < own_end]
+        kinds = [model.kind_of(layer) for layers in own_chunks for layer in layers if layer < own_end]
         params = sum(sizes[kind] for kind in kinds)
         predicts = model.mtp_layers > 0 and rank == layout.mtp_chunk % layout.pipeline
         if predicts:
@@ -87,8 +87,8 @@ def plan_stages(model: TransformerModel, layout: ParallelLayout) -> tuple[StageP
         stages.append(
             StagePlan(
                 rank=rank,
-                num_layers=sum(len(layers) for layers in held),
-                chunks=held,
+                num_layers=sum(len(layers) for layers in own_chunks),
+                chunks=own_chunks,
                 has_head=last,
                 num_predictions=model.mtp_layers if predicts else 0,
                 num_params=params,

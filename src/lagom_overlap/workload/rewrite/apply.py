@@ -87,8 +87,8 @@ def _rooted(comm: CommOp) -> Replacement:
         )
         for root in range(call.num_ranks)
     )
-    made = Fraction(1, call.num_ranks) if gathers else Fraction(1)
-    return Replacement(ops, tuple(op.name for op in ops), made=(made,) * call.num_ranks)
+    share_of_root = Fraction(1, call.num_ranks) if gathers else Fraction(1)
+    return Replacement(ops, tuple(op.name for op in ops), made=(share_of_root,) * call.num_ranks)
 
 
 def reordered(iteration: Iteration, step: Reorder) -> Iteration:

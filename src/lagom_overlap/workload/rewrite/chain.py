@@ -98,10 +98,10 @@ def _check_meets(op: Op, chain: Chain, draft: Draft) -> None:
         combine = _combine(draft.op(use.source), chain)
         if isinstance(combine, Reduce):
             raise JobError(f"{op.name}: reads {use.source!r}, whose pieces are summed: a chain cannot go on there")
-        found = use.axes[combine.dim] if combine.dim < len(use.axes) else None
-        if found != chain.axes[op.name]:
+        axis = use.axes[combine.dim] if combine.dim < len(use.axes) else None
+        if axis != chain.axes[op.name]:
             raise JobError(
-                f"{op.name}: reads dimension {combine.dim} of {use.source!r} along its axis {found}, "
+                f"{op.name}: reads dimension {combine.dim} of {use.source!r} along its axis {axis}, "
                 f"but is cut along axis {chain.axes[op.name]}"
             )
 
@@ -136,7 +136,7 @@ def member_pieces(draft: Draft, name: str, chain: Chain, piece_of: PieceName) ->
     op, axis = draft.op(name), chain.axes[name]
     assert op.shards is not None, name
     combine = op.shards.combine[axis]
-    made: list[Op] = []
+    pieces: list[Op] = []
     for number, bounds in enumerate(pairwise(chain.bounds)):
         part = piece(op, axis, bounds)
         shards = part.shards
@@ -144,17 +144,17 @@ def member_pieces(draft: Draft, name: str, chain: Chain, piece_of: PieceName) ->
             if dep in chain.axes:
                 shards = renamed_source(shards, dep, piece_of(dep, number))
         deps = [piece_of(dep, number) if dep in chain.axes else dep for dep in op.deps]
-        made.append(replace(part, name=piece_of(name, number), deps=tuple(dict.fromkeys(deps)), shards=shards))
-    names = tuple(part.name for part in made)
+        pieces.append(replace(part, name=piece_of(name, number), deps=tuple(dict.fromkeys(deps)), shards=shards))
+    names = tuple(part.name for part in pieces)
     copied = tuple(ceil(_copied_bytes(draft, op, chain) * share) for share in chain.shares)
     outside = [follower for follower in draft.followers(name) if follower not in chain.axes]
     is_summed = isinstance(combine, Reduce)
     sizes = (Fraction(1),) * len(names) if is_summed else chain.shares  # what is summed is as large as the whole
     if not outside and not is_summed:
-        return Replacement(tuple(made), (names[-1],), made=sizes, copied_bytes=copied)
+        return Replacement(tuple(pieces), (names[-1],), made=sizes, copied_bytes=copied)
     stream = compute_stream(draft, op, outside)
     join = joined(op, names, stream, num_sums=len(names) if is_summed else 0)
-    return Replacement(tuple(made), (join.name,), join, made=sizes, copied_bytes=copied)
+    return Replacement(tuple(pieces), (join.name,), join, made=sizes, copied_bytes=copied)
 
 
 def _copied_bytes(draft: Draft, op: Op, chain: Chain) -> int:
@@ -199,4 +199,4 @@ def _reads_blocks(draft: Draft, op: Op, chain: Chain) -> bool:
 def compute_stream(draft: Draft, op: Op, followers: Sequence[str]) -> str:
     """Where a copy of an operator's result runs: with the first computation that needs it."""
     ops = [op, *(draft.op(name) for name in followers)]
-    return next((found.stream for found in ops if isinstance(found, CompOp)), "compute")
+    return next((comp.stream for comp in ops if isinstance(comp, CompOp)), "compute")

@@ -86,12 +86,12 @@ class Draft:
         Raises:
             JobError: if there is none: the plan belongs to another graph.
         """
-        found = self._ops.get(name)
-        if found is None:
+        op = self._ops.get(name)
+        if op is None:
             raise JobError(
                 f"a plan for another graph: iteration {self._iteration.name!r} has no operator {name!r} at this point"
             )
-        return found
+        return op
 
     def comm(self, name: str) -> CommOp:
         """The collective of that name.
@@ -99,10 +99,10 @@ class Draft:
         Raises:
             JobError: if there is none, or it is a computation.
         """
-        found = self.op(name)
-        if not isinstance(found, CommOp):
+        comm = self.op(name)
+        if not isinstance(comm, CommOp):
             raise JobError(f"a plan for another graph: {name!r} is a computation, the plan needs a collective there")
-        return found
+        return comm
 
     def key(self, name: str) -> Key:
         """The operator's place in issue order."""
@@ -125,14 +125,14 @@ class Draft:
 
     def between(self, starts: Iterable[str], last: Key) -> set[str]:
         """What follows `starts`, on any path, and is issued before `last`."""
-        found: set[str] = set()
+        between: set[str] = set()
         stack = list(starts)
         while stack:
             for follower in self._followers[stack.pop()]:
-                if follower not in found and self._keys[follower] < last:
-                    found.add(follower)
+                if follower not in between and self._keys[follower] < last:
+                    between.add(follower)
                     stack.append(follower)
-        return found
+        return between
 
     def replace(self, replacements: Mapping[str, Replacement]) -> None:
         """Puts others in the places of operators; whoever waited for one waits for its results."""

@@ -86,9 +86,9 @@ def _apply_with_chain(draft: Draft, step: PartitionGroups, comm: CommOp, steps: 
         return steps[number].name if member == comm.name else piece_name(member, number)
 
     outside = [follower for follower in draft.followers(comm.name) if follower not in chain.axes]
-    made = {name: member_pieces(draft, name, chain, name_of) for name in chain.axes if name != comm.name}
+    pieces = {name: member_pieces(draft, name, chain, name_of) for name in chain.axes if name != comm.name}
     if gathers:
-        made[comm.name] = _whole(draft, step, steps, outside, in_parts=True)
+        pieces[comm.name] = _whole(draft, step, steps, outside, in_parts=True)
     else:
         waits = [dep for dep in comm.deps if dep in chain.axes]
         others = tuple(dep for dep in comm.deps if dep not in waits)
@@ -103,8 +103,8 @@ def _apply_with_chain(draft: Draft, step: PartitionGroups, comm: CommOp, steps: 
             )
             for number, one in enumerate(steps)
         )
-        made[comm.name] = _whole(draft, step, fed, outside, in_parts=step.order == TWICE)
-    draft.replace(made)
+        pieces[comm.name] = _whole(draft, step, fed, outside, in_parts=step.order == TWICE)
+    draft.replace(pieces)
 
 
 def _whole(
@@ -112,24 +112,24 @@ def _whole(
 ) -> Replacement:
     """The steps, and where others need the result that several of them bring, its join."""
     comm = draft.comm(step.comm)
-    made = tuple(Fraction(output_bytes(one), output_bytes(comm)) for one in steps)
-    copied = _copied_bytes(draft, comm, made, is_natural=step.order[0] == 0)
+    shares = tuple(Fraction(output_bytes(one), output_bytes(comm)) for one in steps)
+    copied = _copied_bytes(draft, comm, shares, is_natural=step.order[0] == 0)
     if not in_parts or not outside:
-        return Replacement(steps, (steps[-1].name,), made=made, copied_bytes=copied)
+        return Replacement(steps, (steps[-1].name,), made=shares, copied_bytes=copied)
     join = joined(comm, tuple(one.name for one in steps), compute_stream(draft, comm, outside))
-    return Replacement(steps, (join.name,), join, made=made, copied_bytes=copied)
+    return Replacement(steps, (join.name,), join, made=shares, copied_bytes=copied)
 
 
-def _copied_bytes(draft: Draft, comm: CommOp, made: tuple[Fraction, ...], is_natural: bool) -> tuple[int, ...]:
+def _copied_bytes(draft: Draft, comm: CommOp, shares: tuple[Fraction, ...], is_natural: bool) -> tuple[int, ...]:
     """What each step copies: blocks in the order of the ranks, after the last gather and before every scatter.
 
     `is_natural` says that the first step's blocks lie so already.
     """
     num_bytes = draft.bytes_made(comm.name)
     if comm.collective.kind is CollectiveKind.ALL_GATHER:
-        return (*(0 for _ in made[1:]), num_bytes)
+        return (*(0 for _ in shares[1:]), num_bytes)
     if comm.collective.kind is CollectiveKind.REDUCE_SCATTER:
-        read = (Fraction(0 if is_natural else comm.collective.num_ranks), *made[:-1])
+        read = (Fraction(0 if is_natural else comm.collective.num_ranks), *shares[:-1])
         return tuple(int(num_bytes * share) for share in read)
     return ()
 
@@ -141,33 +141,33 @@ def partition_steps(comm: CommOp, step: PartitionGroups) -> tuple[CommOp, ...]:
     scatters = call.kind is CollectiveKind.REDUCE_SCATTER
     rest = (0 if scatters else 2) if twice else None
     moved = _twice_bytes(call, step.mesh) if twice else _bytes(call, step.mesh, order)
-    made: list[CommOp] = []
+    stages: list[CommOp] = []
     for number, axis in enumerate(order):
         name = f"{comm.name}/g{axis}" + ("r" if number == rest else "")
         follows = number == (1 if scatters else 2) if twice else number > 0
-        made.append(
+        stages.append(
             replace(
                 comm,
                 name=name,
                 collective=_sub_collective(call, step.mesh, axis, max(1, moved[number])),
                 communicator=f"{comm.communicator}/g{axis}",
-                deps=(made[-1].name,) if follows else comm.deps,
+                deps=(stages[-1].name,) if follows else comm.deps,
                 shards=None,
             )
         )
-    return tuple(made)
+    return tuple(stages)
 
 
 def _bytes(call: Collective, mesh: tuple[int, ...], order: tuple[int, ...]) -> list[int]:
     """The whole tensor of each step, as `Collective.num_bytes` means it."""
-    held = call.num_bytes // call.num_ranks if call.kind is CollectiveKind.ALL_GATHER else call.num_bytes
+    stage_bytes = call.num_bytes // call.num_ranks if call.kind is CollectiveKind.ALL_GATHER else call.num_bytes
     moved = []
     for axis in order:
         if call.kind is CollectiveKind.ALL_GATHER:
-            held *= mesh[axis]
-        moved.append(held)
+            stage_bytes *= mesh[axis]
+        moved.append(stage_bytes)
         if call.kind is CollectiveKind.REDUCE_SCATTER:
-            held //= mesh[axis]
+            stage_bytes //= mesh[axis]
     return moved
 
 

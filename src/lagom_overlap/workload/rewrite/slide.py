@@ -48,19 +48,19 @@ def apply_slide(draft: Draft, step: Slide) -> None:
         dims[link.op] = _checked(draft.op(link.op), link.axis, num_ranks, {**axes, **dims}, dims)
     new_name = {name: scatter_name(name) for name in step.comms} | {name: part_name(name) for name in axes}
     replacements = {}
-    for name, made in new_name.items():
+    for name, part_of_name in new_name.items():
         op = draft.op(name)
         part = _scatter(op) if isinstance(op, CommOp) else piece(op, axes[name], (Fraction(0), Fraction(1, num_ranks)))
         shards = part.shards
         for dep in op.deps:
             shards = renamed_source(shards, dep, new_name.get(dep, dep))
         deps = tuple(dict.fromkeys(new_name.get(dep, dep) for dep in op.deps)) if name in axes else op.deps
-        part = replace(part, name=made, deps=deps, shards=shards)
+        part = replace(part, name=part_of_name, deps=deps, shards=shards)
         is_whole = draft.outlives(name) or any(reader not in new_name for reader in draft.followers(name))
         if is_whole and dims[name]:
             raise JobError(f"{name}: its parts lie along dimension {dims[name]}, but it is read whole")
-        gathers = (_gather(draft, step, op, first, made),) if is_whole else ()
-        result = gathers[0].name if gathers else made
+        gathers = (_gather(draft, step, op, first, part_of_name),) if is_whole else ()
+        result = gathers[0].name if gathers else part_of_name
         replacements[name] = Replacement((part, *gathers), (result,), num_parts=num_ranks)
     draft.replace(replacements)
 

@@ -27,6 +27,7 @@ from lagom_overlap.workload.step.units import Weight
 from lagom_overlap.workload.streams import COMPUTE
 
 SOFTMAX_FUSION_MULTIPLE: Final = 4
+"""Megatron-LM fuses the softmax of so many rows of heads at a time (`FusedScaleMaskSoftmax`)."""
 _SQUARE: Final = 2
 """Over the products of causal attention those of all pairs: what cuDNN's backward in MXFP8 makes of a window."""
 _CAST_BYTES: Final = 4

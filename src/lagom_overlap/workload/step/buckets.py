@@ -33,9 +33,10 @@ class Buckets:
     def __init__(self, comms: StepCollectives, order: Sequence[ParamUnit]) -> None:
         self._comms, self._graph, self._order = comms, comms.graph, list(order)
         layout, rules = comms.shape.layout, comms.rules
-        size = rules.bucket_bytes or layout.bucket_bytes
-        self._overlaps, self._size = layout.overlap_gradients, size
-        self._first = rules.first_bucket_bytes or size
+        self._overlaps, self._size = layout.overlap_gradients, layout.bucket_bytes
+        # DDP has a smaller first bucket where `bucket_cap_mb` is not given (`nn/parallel/distributed.py`, 2.13).
+        is_default = layout.bucket_bytes == rules.bucket_bytes
+        self._first = (rules.first_bucket_bytes if is_default else None) or layout.bucket_bytes
         self._open: dict[str, _Bucket] = {}
         self._num_closed: dict[str, int] = {}
         self._issued: list[tuple[str, str, int, list[ParamUnit]]] = []
@@ -47,9 +48,9 @@ class Buckets:
             return
         for unit in self._order:
             if self._comms.shards(unit) > 1:
-                made = self._comms.gather(unit, Phase.FORWARD, 0)
-                self._graph.gathered(made)
-                self._ready[unit.key] = made
+                gathered = self._comms.gather(unit, Phase.FORWARD, 0)
+                self._graph.gathered(gathered)
+                self._ready[unit.key] = gathered
         if not self._comms.shape.layout.overlap_parameters:
             self._graph.hold_back(COMPUTE, self._ready.values())
 
@@ -97,14 +98,14 @@ class Buckets:
         number = self._num_closed[group] = self._num_closed.get(group, 0) + 1
         key = f"{group}.bucket{number - 1}"
         moved = bucket.num_elements * comms.shape.precision.reduction.num_bytes
-        made = tuple(bucket.made)
+        gradients = tuple(bucket.made)
         if comms.rules.copies_buckets:
             origin = comms.origin(bucket.units[0], Phase.BACKWARD, batch, "bucket_copy_in")
-            made = (comms.copy(f"mb{batch}.{key}.copy_in", 2 * moved, origin, made),)
+            gradients = (comms.copy(f"mb{batch}.{key}.copy_in", 2 * moved, origin, gradients),)
         scatters = comms.shards(bucket.units[0]) > 1
         kind = CollectiveKind.REDUCE_SCATTER if scatters else CollectiveKind.ALL_REDUCE
         self._graph.clock.wait_stream(comms.rules.reduce_stream, COMPUTE)
-        reduced = comms.reduce(bucket.units, kind, group, bucket.num_elements, batch=batch, deps=made, key=key)
+        reduced = comms.reduce(bucket.units, kind, group, bucket.num_elements, batch=batch, deps=gradients, key=key)
         if comms.rules.waits_for_buckets:
             self._graph.hold_back(COMPUTE, [reduced])
         self._issued.append((key, reduced, moved, bucket.units))
@@ -116,12 +117,12 @@ class Buckets:
             self._close(group, batch)
         self._graph.hold_back(COMPUTE, [reduced for _, reduced, _, _ in self._issued])
         for key, reduced, moved, units in self._issued:
-            made = reduced
+            gradient = reduced
             if self._comms.rules.copies_buckets:
                 origin = self._comms.origin(units[0], Phase.BACKWARD, batch, "bucket_copy_out")
-                made = self._comms.copy(f"mb{batch}.{key}.copy_out", 2 * moved, origin, (reduced,))
+                gradient = self._comms.copy(f"mb{batch}.{key}.copy_out", 2 * moved, origin, (reduced,))
             for unit in units:
-                self._comms.reduced.setdefault(unit.key, []).append(made)
+                self._comms.reduced.setdefault(unit.key, []).append(gradient)
 
     def updated(self, unit: ParamUnit) -> tuple[int, tuple[str, ...]]:
         """All parameters, or a share of them."""

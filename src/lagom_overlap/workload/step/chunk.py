@@ -47,8 +47,8 @@ class Chunk:
                 continue
             self.weights[layer] = layer_weights(model, shape.layout, kind, joint=joint)
             self.units[layer] = layer_units(layer, list(self.weights[layer].values()), shape.unit, *sizes[kind])
-        held = [mtp_unit(model, shape.layout, depth) for depth in depths[: model.num_mtp_held]]
-        self.mtp_units = held * len(depths) if model.mtp_repeats else held
+        mtp_units = [mtp_unit(model, shape.layout, depth) for depth in depths[: model.num_mtp_held]]
+        self.mtp_units = mtp_units * len(depths) if model.mtp_repeats else mtp_units
         self.tables = table_units(
             model,
             shape.layout,
@@ -60,10 +60,10 @@ class Chunk:
     @property
     def shared(self) -> dict[str, Weight]:
         """The tables' matrices by what they are for; a prediction's tied embedding is the last stage's head."""
-        found = {weight.name: weight for weight in (self.embed, self.head) if weight is not None}
+        tables = {weight.name: weight for weight in (self.embed, self.head) if weight is not None}
         if self.mtp_units and self.head is not None:
-            found.setdefault("embed", self.head)
-        return found
+            tables.setdefault("embed", self.head)
+        return tables
 
     def of_embed(self) -> list[ParamUnit]:
         """Those that hold the embedding."""
@@ -99,5 +99,5 @@ class Chunk:
         """The units in the order of forward; a tied table comes first."""
         inner = [unit for units in self.units.values() for unit in units]
         last = [unit for unit in self.of_head() if unit not in self.of_embed()]
-        found = [*self.of_embed(), *inner, *self.mtp_units, *last]
-        return list({unit.key: unit for unit in found}.values())
+        every_unit = [*self.of_embed(), *inner, *self.mtp_units, *last]
+        return list({unit.key: unit for unit in every_unit}.values())

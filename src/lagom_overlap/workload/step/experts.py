@@ -176,13 +176,13 @@ class ExpertOps(StepOps):
                     f"{part}_clamp", sources, num_bytes, shape, phase, access=Access.REARRANGE, num_launches=launches
                 ),
             )
-        made = self._act(part, sources, self._met, width, phase)
+        act = self._act(part, sources, self._met, width, phase)
         if clamps and phase is not FORWARD:
             num_bytes *= self._met * width
-            made = self._touch(
-                f"{part}_clamp", (made,), num_bytes, shape, phase, access=Access.REARRANGE, num_launches=launches
+            act = self._touch(
+                f"{part}_clamp", (act,), num_bytes, shape, phase, access=Access.REARRANGE, num_launches=launches
             )
-        return made
+        return act
 
     def _expert_bias(self, source: str, phase: Phase) -> str:
         """The bias after the experts' second product, times each row's probability; in backward its gradients."""
@@ -260,16 +260,16 @@ class ExpertOps(StepOps):
     def _widened_backward(self, gradient: str) -> str:
         if not self._model.expert_hidden:
             return gradient
-        made = self._data_gradient("expert_leave", gradient, self._rows)
+        widened = self._data_gradient("expert_leave", gradient, self._rows)
         self._weight_gradient("expert_leave", self.made["merged"], gradient, self._rows)
-        return made
+        return widened
 
     def _narrowed_backward(self, gradient: str, norm2: str) -> str:
         if not self._model.expert_hidden:
             return gradient
-        made = self._data_gradient("expert_enter", gradient, self._rows)
+        narrowed = self._data_gradient("expert_enter", gradient, self._rows)
         self._weight_gradient("expert_enter", norm2, gradient, self._rows)
-        return made
+        return narrowed
 
     def _experts(self, norm2: str) -> str:
         """What the experts make of the tokens."""

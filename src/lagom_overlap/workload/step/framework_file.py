@@ -46,21 +46,21 @@ def switches() -> Mapping[str, Mapping[str, str]]:
 
     "": by no one switch.
     """
-    found: dict[str, dict[str, str]] = defaultdict(dict)
+    by_key: dict[str, dict[str, str]] = defaultdict(dict)
     for name in framework_names():
-        for key, said in framework_file(name).switches.items():
-            found[key][name] = said
-    return dict(found)
+        for key, switch in framework_file(name).switches.items():
+            by_key[key][name] = switch
+    return dict(by_key)
 
 
 @cache
 def dispatchers() -> Mapping[Dispatcher, Mapping[str, str]]:
     """The same of the ways in which tokens are sent."""
-    found: dict[Dispatcher, dict[str, str]] = defaultdict(dict)
+    by_way: dict[Dispatcher, dict[str, str]] = defaultdict(dict)
     for name in framework_names():
-        for way, said in framework_file(name).dispatchers.items():
-            found[Dispatcher(way)][name] = said
-    return dict(found)
+        for way, switch in framework_file(name).dispatchers.items():
+            by_way[Dispatcher(way)][name] = switch
+    return dict(by_way)
 
 
 def has_switch(framework: str, key: str) -> bool:
@@ -141,8 +141,8 @@ def _merged(name: str) -> _Tables:
 
 def over(base: _Tables, own: _Tables) -> _Tables:
     """The tables of `base` with what `own` says in their place, table in table."""
-    found = deepcopy(base)
+    merged = deepcopy(base)
     for key, value in own.items():
-        is_inner = isinstance(value, dict) and isinstance(found.get(key), dict)
-        found[key] = over(found[key], value) if is_inner else value
-    return found
+        is_inner = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = over(merged[key], value) if is_inner else value
+    return merged

@@ -205,15 +205,15 @@ class Fsdp2Issuer:
         self._graph.clock.wait_stream(REDUCE_SCATTER, COMPUTE)
         scattered = comms.scatter_unit(unit, [copied], batch)
         self._reductions.append(scattered[0])
-        made = comms.sum_unit(unit, scattered, batch)
+        reduced = comms.sum_unit(unit, scattered, batch)
         before = comms.reduced.get(unit.key, [])
-        if before and made != [copied]:  # the sum over micro-batches
+        if before and reduced != [copied]:  # the sum over micro-batches
             share = -(-unit.num_params // comms.shards(unit))
-            stream = REDUCE_SCATTER if made == scattered else ALL_REDUCE
+            stream = REDUCE_SCATTER if reduced == scattered else ALL_REDUCE
             name = f"mb{batch}.{unit.key}.accumulate"
             origin = comms.origin(unit, Phase.BACKWARD, batch, "accumulate")
-            made = [comms.copy(name, 3 * _STORED_BYTES * share, origin, (*made, *before), stream)]
-        comms.reduced[unit.key] = made
+            reduced = [comms.copy(name, 3 * _STORED_BYTES * share, origin, (*reduced, *before), stream)]
+        comms.reduced[unit.key] = reduced
 
     def end(self) -> None:
         """The root's final callback: computations wait for the last reduction."""

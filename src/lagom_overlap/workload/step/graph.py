@@ -192,12 +192,12 @@ class StepGraph:
             case "name":
                 return [self._place[each] for each in self._read([scope.name_of(name)])]
             case "last":
-                found = self.clock.last(name)
+                outside = self.clock.last(name)
             case "communicator":
-                found = self.clock.last_of_communicator(name)
+                outside = self.clock.last_of_communicator(name)
             case _:
                 return tuple(self.clock.pending(name))
-        return () if found is None else (found,)
+        return () if outside is None else (outside,)
 
     def hold_back(self, stream: str, names: Iterable[str]) -> None:
         """What `stream` is told next waits for these operators."""

@@ -77,13 +77,13 @@ class LatentOps(LayerOps):
         Fused, one kernel reads the projection and writes both (Megatron-Core's `fused_mla_yarn_rope_apply.py`).
         """
         a, heads = self._latent, self._heads
-        made = heads * (a.qk_head_dim + a.v_head_dim)
+        columns = heads * (a.qk_head_dim + a.v_head_dim)
         if self._shape.traffic.fuses_latent:
             read = heads * (a.qk_nope_head_dim + a.v_head_dim) + a.qk_rope_head_dim
-            num_bytes, launches = 2 * self._tokens * (read + made), 1
+            num_bytes, launches = 2 * self._tokens * (read + columns), 1
         else:
-            num_bytes, launches = 4 * self._tokens * (made + heads * a.qk_head_dim), 3
-        return self._touch(part, sources, num_bytes, (self._tokens, made), phase, num_launches=launches)
+            num_bytes, launches = 4 * self._tokens * (columns + heads * a.qk_head_dim), 3
+        return self._touch(part, sources, num_bytes, (self._tokens, columns), phase, num_launches=launches)
 
     def _recompute_core(self) -> None:
         self._attention("attention", (self.made["latent_join"],), 1.0, FORWARD)
@@ -117,6 +117,6 @@ class LatentOps(LayerOps):
         return self._touch("latent_sum_d", parts, num_bytes, (rows, h), BACKWARD, both=True, num_launches=launches)
 
     def _down_backward(self, name: str, gradient: str) -> str:
-        made = self._data_gradient(name, gradient, self._rows)
+        data_gradient = self._data_gradient(name, gradient, self._rows)
         self._weight_gradient(name, self.made["norm"], gradient, self._rows)
-        return made
+        return data_gradient

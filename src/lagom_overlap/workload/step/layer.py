@@ -167,18 +167,18 @@ class LayerOps(AttentionOps, ExpertOps):
         parts = self._layout.overlap_tensor
         gradient = self._own_rows(name, gradient, BACKWARD)
         entered = self._enter(part, gradient, BACKWARD, is_async=parts, of=name)
-        made = self._data_gradient(name, gradient if parts else entered)
+        data_gradient = self._data_gradient(name, gradient if parts else entered)
         if parts:
             self._in_parts(part, entered, BACKWARD, of=name)
-        return entered, made
+        return entered, data_gradient
 
     def _norm_backward(self, part: str, gradients: Sequence[str], residual: str, saved: str) -> str:
         """Gradients of input and scale, then the residual's added."""
         shape = (self._rows, self._model.hidden)
         elements = self._rows * self._model.hidden
         kernels, also = self._shape.traffic.norm[1], self._around(self._entry, BACKWARD)
-        made = self._run(f"{part}_d", (*gradients, saved), kernels, shape, BACKWARD, also=also)
-        return self._touch(f"{part}_add_d", (made, residual), 6 * elements, shape, BACKWARD, both=True)
+        norm_d = self._run(f"{part}_d", (*gradients, saved), kernels, shape, BACKWARD, also=also)
+        return self._touch(f"{part}_add_d", (norm_d, residual), 6 * elements, shape, BACKWARD, both=True)
 
     def _residual_backward(self, part: str, gradient: str) -> str:
         """The gradient of a branch: through dropout where there is one; its bias's gradient."""

@@ -56,8 +56,8 @@ class Layerwise:
             return
         if self._comms.rules.waits_for_use:
             self._graph.clock.wait_stream(self._comms.rules.gather_stream, COMPUTE)
-        made = self._ready[unit.key] = self._comms.gather(unit, phase, batch)
-        self._graph.gathered(made)
+        gathered = self._ready[unit.key] = self._comms.gather(unit, phase, batch)
+        self._graph.gathered(gathered)
 
     def after_forward(self, units: Sequence[ParamUnit]) -> None:
         """Stage 3 frees what is not used again at once: all but the last unit, where backward begins."""
@@ -85,10 +85,10 @@ class Layerwise:
                 continue
             if comms.rules.waits_for_use:
                 self._graph.clock.wait_stream(comms.rules.reduce_stream, COMPUTE)
-            made = comms.scatter_unit(unit, unit.gradients, batch)
+            reduced = comms.scatter_unit(unit, unit.gradients, batch)
             if last:
-                made = comms.sum_unit(unit, made, batch)
-            comms.reduced.setdefault(unit.key, []).extend(made)
+                reduced = comms.sum_unit(unit, reduced, batch)
+            comms.reduced.setdefault(unit.key, []).extend(reduced)
 
     def after_chunk(self, units: Sequence[ParamUnit], batch: int) -> None:
         """All has been issued with its layer."""

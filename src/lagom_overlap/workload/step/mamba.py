@@ -61,9 +61,9 @@ class MambaOps(LayerOps):
     def _scan(self, projected: str) -> str:
         tail = self._states(projected, "", FORWARD)
         m = self._mamba
-        made = self._each("chunk_scan", (tail,), (m.chunk, m.head_dim, m.chunk + m.state_dim), FORWARD)
+        scanned = self._each("chunk_scan", (tail,), (m.chunk, m.head_dim, m.chunk + m.state_dim), FORWARD)
         # In the scan's own kernel: nothing is launched for it.
-        return self._per_column("scan_gate", made, 4, FORWARD, num_launches=0)
+        return self._per_column("scan_gate", scanned, 4, FORWARD, num_launches=0)
 
     def _states(self, projected: str, tail: str, phase: Phase) -> str:
         """What leads to the scan, which backward does again."""

@@ -36,8 +36,8 @@ class MtpOps(TableOps):
             for part, source in (("embed_norm", embedded), ("hidden_norm", hidden))
         ]
         joined = self._touch("join", normed, 8 * rows * h, (rows, 2 * h), FORWARD)
-        made = self._product("mtp_proj", self._enter("join_gather", joined, FORWARD, columns=2 * h))
-        return self._whole("proj_gather", made, CollectiveKind.ALL_GATHER, FORWARD)
+        projected = self._product("mtp_proj", self._enter("join_gather", joined, FORWARD, columns=2 * h))
+        return self._whole("proj_gather", projected, CollectiveKind.ALL_GATHER, FORWARD)
 
     def _whole(self, part: str, source: str, kind: CollectiveKind, phase: Phase) -> str:
         """The projection's columns of all tensor-parallel ranks; or, backward, a rank's own, which needs no sums."""

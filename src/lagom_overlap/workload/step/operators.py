@@ -248,9 +248,9 @@ class StepOps:
         """The greatest element of a tensor that ranks hold in parts, by which all of them scale it."""
         call = self._shape.groups.collective(CollectiveKind.ALL_REDUCE, 4, TENSOR)
         name = self._name(part)
-        made = self._graph.comm(name, call, TENSOR, origin=self._origin(phase, part), deps=(source,))
-        self._graph.hold_back(COMPUTE, [made])
-        return made
+        scaled = self._graph.comm(name, call, TENSOR, origin=self._origin(phase, part), deps=(source,))
+        self._graph.hold_back(COMPUTE, [scaled])
+        return scaled
 
     def _is_cast_before_gather(self, name: str, phase: Phase) -> bool:
         return (
@@ -324,9 +324,9 @@ class StepOps:
             )
             for part, columns in _parts(weight)
         ]
-        made = self._graph.together(products)
-        self._gradient(name, made, before)
-        return made
+        gradient_op = self._graph.together(products)
+        self._gradient(name, gradient_op, before)
+        return gradient_op
 
     def _before(self, weight: Weight) -> tuple[str, ...]:
         """What has already been added to a weight's gradient, which the next one is added to."""
@@ -472,10 +472,10 @@ class StepOps:
         parts = self._layout.overlap_tensor
         source = self._own_rows(name, source, FORWARD)
         gathered = self._enter(part, source, FORWARD, is_async=parts, of=name)
-        made = self._product(name, source if parts else gathered)
+        product = self._product(name, source if parts else gathered)
         if parts:
             self._in_parts(part, gathered, FORWARD, of=name)
-        return made
+        return product
 
     def _in_parts(self, part: str, gathered: str, phase: Phase, *, of: str) -> None:
         """What comes after a product that ran with its gather waits for both."""
@@ -489,9 +489,9 @@ class StepOps:
             return self._leave(part, self._product(name, source), FORWARD)
         source = self._cast(name, source, self._tokens, FORWARD)
         reduced = self._leave(part, source, FORWARD, is_async=True)
-        made = self._product(name, source)
+        product = self._product(name, source)
         self._graph.hold_back(COMPUTE, [reduced])
-        return made
+        return product
 
 
 # Layers and micro-batches repeat their works: each is checked and built once.

@@ -42,17 +42,17 @@ _ONE_KERNEL_FOR_ALL: Final = Mixture()
 class IssueRules:
     """The rules of one framework.
 
-    `sharding` is how parameters and gradients travel. `gather_stream` and `reduce_stream` are where, and
-    `sum_stream` where sums over the replicas of hybrid sharding are (None: with the reductions). Without
-    `waits_for_use` a gather is issued just before its first use and waits for nothing, as a program says it before any
-    framework has issued it. `first_bucket_bytes` and `bucket_bytes` are for buckets (None: the layout's);
-    `copies_buckets` says that gradients are copied into them and out again, `waits_for_buckets` that computations wait
-    for each bucket's reduction as soon as it is issued. `reduces_shards_at_once`: with ZeRO 2
-    gradients are reduced during every backward, not only the last. `accumulation` is how weight gradients
-    of several micro-batches are added. `traffic` is what memory-bound kernels move. `casts` are what scaling
-    and casting for products in FP8 move. `hides_tensor`: backward gathers a
-    column-parallel product's input again behind the input gradient's product and scatters that gradient behind the
-    weight gradient's, as Megatron-LM does; without it the gathered input is kept and the scatter is waited for.
+    `sharding` is how parameters and gradients travel. `gather_stream` and `reduce_stream` are where, and `sum_stream`
+    where sums over the replicas of hybrid sharding are (None: with the reductions). Without `waits_for_use` a gather is
+    issued just before its first use and waits for nothing, as a program says it before any framework has issued it.
+    `bucket_bytes` have the buckets of a job that does not say (None: of `bucket_elements`, or the layout's), the first
+    of them `first_bucket_bytes` (None: as the others); `copies_buckets` says that gradients are copied into them and
+    out again, `waits_for_buckets` that computations wait for each bucket's reduction as soon as it is issued.
+    `reduces_shards_at_once`: with ZeRO 2 gradients are reduced during every backward, not only the last. `accumulation`
+    is how weight gradients of several micro-batches are added. `traffic` is what memory-bound kernels move. `casts` are
+    what scaling and casting for products in FP8 move. `hides_tensor`: backward gathers a column-parallel product's
+    input again behind the input gradient's product and scatters that gradient behind the weight gradient's, as
+    Megatron-LM does; without it the gathered input is kept and the scatter is waited for.
     `sequence_first`: activations are [sequence, batch, hidden]; otherwise each gather and scatter of sequence
     parallelism goes along the second axis, which costs a copy. `mixture` is how a mixture of experts runs.
     `joint_products`: one product makes q, k and v, and one gate and up; otherwise each has its own, and autograd
@@ -67,7 +67,7 @@ class IssueRules:
     `overlaps_gradients` and `bucket_elements` are what a job has that does not say: whether replicated gradients are
     reduced during backward, and how many a bucket holds at least, or `bucket_elements_per_rank` for each data-parallel
     rank (None: the layout's bytes). `eager` is what PyTorch's allocator holds where PyTorch itself runs the step (None:
-    not known; formulas count).
+    not known; formulas count). `exchanges`: stages of a pipeline exchange results as in Megatron-LM's schedules.
     """
 
     name: str
@@ -101,6 +101,7 @@ class IssueRules:
     overlaps_gradients: bool = True
     bucket_elements: int | None = None
     bucket_elements_per_rank: int = 0
+    exchanges: bool = False
     eager: EagerStep | None = None
 
     def most_zero_stage(self, pipeline: int) -> int:
@@ -113,7 +114,9 @@ class IssueRules:
         return None if self.bucket_elements is None else max(self.bucket_elements, each)
 
     def default_bucket_bytes(self, layout: ParallelLayout, precision: Precision) -> int | None:
-        """Their bytes as they are reduced."""
+        """The framework's own size of a bucket; of a number of gradients, their bytes as they are reduced."""
+        if self.bucket_bytes is not None:
+            return self.bucket_bytes
         elements = self.default_bucket_elements(layout.replicas)
         return None if elements is None else elements * precision.reduction.num_bytes
 
@@ -124,13 +127,13 @@ class IssueRules:
             JobError: if the degrees contradict each other.
         """
         layout = parallel.layout()
-        found: dict[str, Any] = {}
+        completed: dict[str, Any] = {}
         if parallel.overlap_gradients is None and layout.zero_stage <= 1:
-            found["overlap_gradients"] = self.overlaps_gradients
+            completed["overlap_gradients"] = self.overlaps_gradients
         size = self.default_bucket_bytes(layout, precision)
         if parallel.bucket_bytes is None and size is not None:
-            found["bucket_bytes"] = size
-        return replace(layout, **found)
+            completed["bucket_bytes"] = size
+        return replace(layout, **completed)
 
     def stays_whole(self, layout: ParallelLayout) -> bool:
         """Whether parameters and gradients stay whole from the first forward to the last backward.
@@ -145,6 +148,10 @@ class IssueRules:
         PyTorch's interleaved schedules send and receive on one stream of one communicator (2.15; pytorch issue 188833).
         """
         return self.stays_whole(layout) and layout.schedule is PipelineSchedule.INTERLEAVED
+
+    def exchanges_transfers(self, layout: ParallelLayout) -> bool:
+        """Whether transfers are those of Megatron-LM's schedules: at once, and waited for (`sim.transfers`)."""
+        return self.exchanges and layout.pipeline > 1 and layout.schedule is not PipelineSchedule.GPIPE
 
 
 PROGRAM_ORDER: Final = IssueRules(

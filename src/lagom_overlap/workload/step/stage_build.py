@@ -72,8 +72,8 @@ class StageBuild:
         for batch in range(self._num_batches):
             self._issuer.begin(batch)
             ops = [self._forward(chunk, batch) for chunk in self.chunks]
-            for chunk, made in zip(reversed(self.chunks), reversed(ops), strict=True):
-                self._backward(chunk, batch, made)
+            for chunk, ops_of_chunk in zip(reversed(self.chunks), reversed(ops), strict=True):
+                self._backward(chunk, batch, ops_of_chunk)
         if self.shape.layout.frozen:
             return
         self._issuer.end()
@@ -133,8 +133,8 @@ class StageBuild:
         self._issuer.before(units, Phase.BACKWARD, batch)
         tape = self._tape(chunk, layer, batch)
         scope = self._play((*tape.recompute, *tape.backward), chunk, layer, batch, {INPUT: x, GRADIENT: gradient})
-        for name, made in tape.partial.items():
-            weights[name].partial = [scope.name_of(made)]
+        for name, partial in tape.partial.items():
+            weights[name].partial = [scope.name_of(partial)]
         self._after(units, batch)
         return scope.name_of(tape.input_gradient)
 
@@ -165,17 +165,17 @@ class StageBuild:
         )
         for part in parts:
             self.graph.repeat(part.segment, scope)
-            for name, made in part.gradients:
+            for name, gradient in part.gradients:
                 weight = weights[name]
                 weight.partial = []
-                weight.gradients.append(scope.name_of(made))
+                weight.gradients.append(scope.name_of(gradient))
                 if self._issuer.listens(batch):
                     self._issuer.gradient(unit_of[name], weight, batch)
         return scope
 
     def _mtp_forward(self, chunk: Chunk, batch: int, inputs: dict[int, str], x: str) -> list[MtpOps]:
         """Predictions come before the model's own head; each reads the hidden state of the one before."""
-        made: list[MtpOps] = []
+        heads: list[MtpOps] = []
         for depth, numbers in enumerate(chunk.mtp_layers):
             unit = chunk.mtp_units[depth]
             weights = chunk.shared | {weight.name: weight for weight in unit.weights}
@@ -190,20 +190,20 @@ class StageBuild:
                 ops.head(x)
             else:
                 ops.norm(x)
-            made.append(ops)
-        return made or self._mtp_heads(chunk, batch)
+            heads.append(ops)
+        return heads or self._mtp_heads(chunk, batch)
 
     def _mtp_heads(self, chunk: Chunk, batch: int) -> list[MtpOps]:
         """The losses of predictions whose layers an earlier chunk has: their hidden states come with the model's."""
-        made, model = [], self.shape.model
+        heads, model = [], self.shape.model
         for depth in range(chunk.num_heads - 1):
             layer = model.num_layers + depth * len(model.mtp_kinds)
             ops = MtpOps(self.graph, self.shape, depth=depth, layer=layer, batch=batch, weights=chunk.shared)
             ops.silent = chunk.silent(depth)
             self._announce(ops, chunk.tables, batch)
             ops.logits("")
-            made.append(ops)
-        return made
+            heads.append(ops)
+        return heads
 
     def _mtp_backward(self, chunk: Chunk, batch: int, made: _Made, gradient: str) -> str:
         """The gradient of the model's last layer's output: its own head's, and what the first prediction adds."""
@@ -274,15 +274,15 @@ class StageBuild:
         tables = [unit for chunk in self.chunks for unit in chunk.tables]
         for unit in tables if model.tied_embeddings else [unit for unit in tables if unit.module == "embed"]:
             num_bytes = model.vocab * model.hidden // layout.tensor * self.shape.precision.reduction.num_bytes
-            made = self.graph.comm(
+            summed = self.graph.comm(
                 f"{unit.key}.tied_reduce",
                 self.shape.groups.collective(CollectiveKind.ALL_REDUCE, num_bytes, TIED),
                 TIED,
                 origin=Origin(phase=Phase.OPTIMIZER, module=unit.module),
                 deps=self._issuer.updated(unit)[1],
             )
-            self.graph.hold_back(COMPUTE, [made])
-            self.comms.reduced[unit.key] = [made]
+            self.graph.hold_back(COMPUTE, [summed])
+            self.comms.reduced[unit.key] = [summed]
 
     def _clip(self, reduced: tuple[str, ...]) -> tuple[str, ...]:
         """The norm of all gradients, its sum over the ranks that share them, and the scaling of all."""

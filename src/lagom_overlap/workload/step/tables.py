@@ -99,11 +99,11 @@ class TableOps(StepOps):
         weight = self._weights["embed"]
         before = self._before(weight)
         num_bytes = 8 * self._tokens * self._model.hidden + 4 * weight.num_params
-        made = self._touch(
+        embed_d = self._touch(
             "embed_w", (entered,), num_bytes, (self._tokens, self._model.hidden), WEIGHT, also=before, num_launches=4
         )
         if "embed" in self.silent:
-            weight.partial.append(made)
+            weight.partial.append(embed_d)
             return
-        weight.gradients.append(made)
-        self.on_gradient(weight, made)
+        weight.gradients.append(embed_d)
+        self.on_gradient(weight, embed_d)

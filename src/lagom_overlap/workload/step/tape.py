@@ -161,8 +161,8 @@ class _Recorder(StepGraph):
         """What was recorded since the last call."""
         if self.ops or self._gradients or self.clock.state() != self._begun:
             self._cut()
-        found, self._parts = self._parts, []
-        return found
+        parts, self._parts = self._parts, []
+        return parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,10 +201,10 @@ class LayerTapes:
         partial = tuple([len(weight.partial) for weight in use.weights.values()])
         is_wide = shape.precision.is_wide(use.layer, shape.model.num_layers)
         key = use.kind, every_second, is_later, use.silent, use.cuts, partial, is_wide
-        found = self._found.get(key)
-        if found is None:
-            found = self._found[key] = self._record(use)
-        return found
+        tape = self._found.get(key)
+        if tape is None:
+            tape = self._found[key] = self._record(use)
+        return tape
 
     def _record(self, use: LayerUse) -> LayerTape:
         recorder = _Recorder(self.works, cuts=use.cuts)
@@ -253,14 +253,14 @@ def _before(name: str) -> str:
 
 def outside_of(units: Sequence[ParamUnit], batch: int) -> dict[str, str]:
     """What the matrices of a layer in their present state are called within it; "" where there is nothing."""
-    found = {}
+    outside = {}
     for unit in units:
         gathered = unit.weights[0].gathered  # that of all matrices of a unit
         forward, backward = _gathered_names(unit)
-        found[forward] = gathered.get((Phase.FORWARD, batch), "")
-        found[backward] = gathered.get((Phase.BACKWARD, batch), "")
+        outside[forward] = gathered.get((Phase.FORWARD, batch), "")
+        outside[backward] = gathered.get((Phase.BACKWARD, batch), "")
         for weight in unit.weights:
-            found[_before(weight.name)] = weight.gradients[-1] if weight.gradients else ""
+            outside[_before(weight.name)] = weight.gradients[-1] if weight.gradients else ""
             for number, partial in enumerate(weight.partial):
-                found[f"@{weight.name}.partial{number}"] = partial
-    return found
+                outside[f"@{weight.name}.partial{number}"] = partial
+    return outside

@@ -134,13 +134,13 @@ def _sets() -> _Tables:
     return tomllib.loads(text)
 
 
-def counts(kind: str, said: Any) -> _Tables:  # any TOML value
+def counts(kind: str, given: Any) -> _Tables:  # any TOML value
     """The table of counts that a framework's file gives by its name, or as a table that may extend a named one.
 
     Raises:
         UnknownNameError: if there is no such name.
     """
-    table = {"extends": said} if isinstance(said, str) else dict(said)
+    table = {"extends": given} if isinstance(given, str) else dict(given)
     extended = table.pop("extends", None)
     if extended is None:
         return table

@@ -68,21 +68,21 @@ def layer_weights(
     model: TransformerModel, layout: ParallelLayout, kind: LayerKind, *, joint: bool = True
 ) -> dict[str, Weight]:
     """The matrices of a layer on one rank; unless `joint`, q, k and v, and gate and up, have a product each."""
-    found = _mixer_weights(model, layout, kind.mixer, joint=joint)
+    weights = _mixer_weights(model, layout, kind.mixer, joint=joint)
     width = {Mlp.MLP: model.dense_width, Mlp.EXPERTS: model.shared_ffn, Mlp.NONE: 0}[kind.mlp] // layout.tensor
     if kind.mlp is Mlp.EXPERTS:
         h, local, ffn = model.hidden, model.num_experts // layout.expert, model.ffn // layout.expert_tensor
-        found += [
+        weights += [
             Weight("router", h, model.num_experts),
             Weight("expert_up", model.expert_width, ffn * (2 if model.gated else 1), local, is_expert=True),
             Weight("expert_down", ffn, model.expert_width, local, is_expert=True),
         ]
         if model.expert_hidden:
-            found += [Weight("expert_enter", h, model.expert_hidden), Weight("expert_leave", model.expert_hidden, h)]
+            weights += [Weight("expert_enter", h, model.expert_hidden), Weight("expert_leave", model.expert_hidden, h)]
     if width:
         gate_up = {"gate": width, "up": width} if model.gated else {"up": width}
-        found += [_joined("up", model.hidden, gate_up, joint=joint), Weight("down", width, model.hidden)]
-    return {weight.name: weight for weight in found}
+        weights += [_joined("up", model.hidden, gate_up, joint=joint), Weight("down", width, model.hidden)]
+    return {weight.name: weight for weight in weights}
 
 
 def _mixer_weights(model: TransformerModel, layout: ParallelLayout, mixer: Mixer, *, joint: bool) -> list[Weight]:
