@@ -105,11 +105,9 @@ def analyse_and_print(request: AnalyzeRequest, *, is_json: bool) -> int:
 def _print(result: AnalyzeResult) -> None:
     # Not at the top: --json needs neither rich nor the tables.
     from lagom_overlap.cli.output import show  # noqa: PLC0415
-    from lagom_overlap.cli.stdout import named, say  # noqa: PLC0415
+    from lagom_overlap.cli.stdout import named  # noqa: PLC0415
     from lagom_overlap.report.analyze.terminal import analysis_summary  # noqa: PLC0415
 
-    show(analysis_summary(result))
     files = {path.name: path for path in result.files}
-    if files:
-        say("\n" + named(files["report.html"], "Report"))
-        say(named(files["timeline.json"], "Timeline (Perfetto)"))
+    titles = {"report.html": "Report", "timeline.json": "Timeline (Perfetto)"}
+    show(analysis_summary(result, [named(files[name], title) for name, title in titles.items() if name in files]))
