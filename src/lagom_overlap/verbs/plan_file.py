@@ -152,8 +152,8 @@ def read_plan(path: Path, problem: PlanProblem, num_ranks: int) -> Plan:
     rewrites, iteration = _applied(path, file, problem.iteration, num_ranks)
     if file.fsdp2 is not None:
         iteration = problem.with_settings(file.fsdp2)
-    if file.megatron is not None:  # of a whole iteration there is no bound
-        bound_s = None
+    if file.megatron is not None or (file.fsdp2 is not None and problem.whole is not None):
+        bound_s = None  # of a whole iteration there is none
     else:
         graph = task_graph(problem)
         bound_s = graph.seconds(lower_bound(graph))
