@@ -447,7 +447,7 @@ def test_an_emulated_link_is_no_faster_than_its_rate(open_for: Callable[..., Ran
     if reason is not None:
         pytest.skip(f"no link emulation here: {reason}")
     opened = open_for(link_bytes_per_s=20e6)
-    assert "EMULATED link of 2e+07 bytes/s" in opened.description
+    assert "EMULATED link of 0.16 Gbit/s" in opened.description
     num_bytes, burst_bytes = 4 * MIB, 512 * KIB
     gather = group_of(Collective(CollectiveKind.ALL_GATHER, num_bytes, 2))
     outcomes = [opened.measure(gather, (CommConfig(),)) for _ in range(5)]

@@ -125,6 +125,14 @@ def test_a_shell_that_is_here_takes_its_script(shell: str, capsys: pytest.Captur
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("shell", SHELLS)
+def test_no_help_is_cut_within_brackets(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    printed = capsys.readouterr().out
+    assert "sequences per iteration (with --model; default 2 per GPU)" in printed or shell == "bash"
+    assert "(with --model'" not in printed
+
+
 def test_fish_completes_verbs_flags_and_values(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     if shutil.which("fish") is None:
         pytest.skip("fish is not installed")

@@ -74,6 +74,7 @@ RUNS = {
     "export tuned --format plugin": "lagom run --config tuned/lagom_table.bin -- COMMAND",
     "export tuned --format perfetto": "python3 -m webbrowser https://ui.perfetto.dev",
     "docs": "lagom docs ",
+    "analyze --example --out analysed": "lagom tune --example",
     "doctor": "lagom run --observe -- COMMAND",
 }
 """In one folder, one after the other: what is typed, and what is to be typed next."""
@@ -108,6 +109,10 @@ def test_a_verb_ends_with_a_line_to_type(
     lines = [line for line in said[typed] if line.lower().startswith("next: ")]
     assert len(lines) == 1
     assert lines[0][len("next: ") :].startswith(RUNS[typed])
+    behind = said[typed][said[typed].index(lines[0]) + 1 :]
+    assert all(line.startswith(("Or: ", "To undo: ", "Which layout is ", "What it does when ")) for line in behind), (
+        behind
+    )
     monkeypatch.chdir(tmp_path_factory.getbasetemp() / "here0")
     for line in said[typed]:
         head, _, command = line.partition(": ")

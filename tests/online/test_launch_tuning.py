@@ -246,6 +246,31 @@ def test_each_state_is_one_line_with_its_steps_left_and_the_end_is_three_lines(s
     assert (times.num_steps, len(times.steps_s), times.num_settings) == (8, 4, 0)
 
 
+class TunesAgain(Tuner):
+    """Settled with two settings in steps 3 and 4, then it searches again."""
+
+    @property
+    def state(self):
+        return SwitchState.WATCH if self.num_ended in (3, 4) else SwitchState.SEARCH
+
+    @property
+    def settings(self):
+        return ("one", "another") if self.state is SwitchState.WATCH else ()
+
+
+def test_what_was_saved_before_it_tuned_again_is_there_at_the_end(start, capsys, tmp_path):
+    tuner = TunesAgain()
+    step = start(tuner)
+    for _ in range(8):
+        step()
+    start.ranks[0].close()
+    assert tuner.saves == ["settings.json"]
+    *_, result, why, next_line = capsys.readouterr().err.splitlines()
+    assert result.startswith("lagom: result: 2 call sites are set in the saved settings")
+    assert "while trying settings" in why
+    assert next_line == f"lagom: next: lagom run --prove {tmp_path} -- COMMAND"
+
+
 def test_a_job_that_trained_nothing_that_can_be_tuned_says_so_at_its_end(start, capsys):
     start(Tuner())
     start.ranks[0].close()

@@ -106,7 +106,7 @@ def test_what_was_adopted_says_how_it_is_used_and_undone(report, backend, descri
     assert all(line.startswith(start) for line, start in zip(said, lines, strict=True))
     defaults = {problem.group.name: problem.default for problem in report.search.problems}
     for nothing in (changed(found, verdict=verdict_of(EIGHTEEN, adopted=False)), changed(found, recommended=defaults)):
-        assert next_commands(nothing, "there")[0].endswith("nothing is to be set here")
+        assert next_commands(nothing, "there")[0].endswith("nothing better was found here")
     assert next_commands(changed(found, interrupted=True), "there")[0].startswith("lagom resume there ")
 
 

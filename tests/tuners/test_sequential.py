@@ -99,7 +99,7 @@ def test_it_ends_as_soon_as_nothing_can_be_won_any_more() -> None:
     few = judged_pairs([1.1, 1.12], [1.0, 1.01], most_pairs=2)
     assert few.decision is Decision.NO_DIFFERENCE
     assert few.largest_unseen == inf
-    assert "not proven faster or slower in 2 pairs; a decision needs at least 7: " in few.sentence()
+    assert "not proven faster or slower in 2 pairs (a decision needs at least 7): " in few.sentence()
 
 
 def test_times_to_the_last_bit_need_no_test() -> None:

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from lagom_overlap.cli import main
+from lagom_overlap.errors import JobError
 from lagom_overlap.jobfile.job import Job
 from lagom_overlap.verbs.init_config import model_table
+from lagom_overlap.verbs.simulate_layouts import LayoutsRequest, run_layouts
 from lagom_overlap.workload.models import load_model
 
 # meta-llama/Llama-3.2-1B, Qwen/Qwen3-30B-A3B, mistralai/Mixtral-8x7B-v0.1: config.json as published.
@@ -82,6 +84,21 @@ def test_where_fsdp_does_not_fit_the_file_has_the_fastest_layout_of_the_ranking(
     ours = json.loads(capsys.readouterr().out)
     assert main(["simulate", "--model", "llama-3.2-1b", *size, "--json"]) == 0
     assert ours["iteration_s"] == json.loads(capsys.readouterr().out)["rows"][0]["iteration_s"]
+
+
+def test_where_nothing_fits_the_next_line_is_a_job_that_does(capsys: pytest.CaptureFixture[str]) -> None:
+    """Weights, gradients and Adam of 3.2 B parameters in FP32 are 51 GB: more than one or two A10G have."""
+    words = ["init", "llama-3.2-3b", "--cluster", "a10g_g5", "--gpus", "1", "--seq-len", "2048", "--out", "one.toml"]
+    assert main(words) == 0
+    first = capsys.readouterr().out
+    assert "As it stands, it does not fit" in first
+    typed = first.partition("Next: lagom ")[2].partition("#")[0].split()
+    assert typed[0] == "init"
+    more = int(typed[typed.index("--gpus") + 1])
+    assert main(typed) == 0
+    assert "It fits" in capsys.readouterr().out
+    with pytest.raises(JobError, match="no layout"):
+        run_layouts(LayoutsRequest(model="llama-3.2-3b", cluster="a10g_g5", num_gpus=more // 2, seq_len=2048))
 
 
 def test_a_file_that_is_there_ends_init_before_it_searches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -258,6 +258,8 @@ def variants_again(capsys: pytest.CaptureFixture[str], folder: Path, *words: str
         (("--model", "llama-3-405b", "--cluster", "a40_pcie", "--gpus", "1"), "no layout of llama-3-405b fits 1 GPU"),
         (("--model", "phi-2", "--cluster", "h100_dgx", "--gpus", "8", "--framework", "megatorn"), "megatron"),
         (("job.toml", "--gpus", "8"), "--gpus goes with --model"),
+        (("job.toml", "--set", "cluster.nodes=2"), "but cluster 'h100_dgx' has 16 (2 x 8): replicate = 4 fills it"),
+        (("job.toml", "--set", "cluster.nodes=2", "--set", "parallel.fsdp=3"), ": fsdp = 16 fills it"),
         (("job.toml", "--set", "fsdp=8"), "must be TABLE.KEY=VALUE"),
         (("job.toml", "--set", "parallel.fdsp=8"), "unknown key 'parallel.fdsp' (did you mean 'fsdp'?)"),
         (("job.toml", "--set", "parallel.fsdp=4,x"), "x"),

@@ -53,9 +53,9 @@ def _with_lines(request: AnalyzeRequest) -> AnalyzeResult:
     """Runs with a line now and then."""
     with PlainLines("analyze", "reading") as lines:
 
-        def observe(found: ReadProgress) -> None:
-            is_read = found.num_done == found.num_files
-            lines.update("analysing" if is_read else f"reading, {found.num_done} of {found.num_files} files")
+        def observe(progress: ReadProgress) -> None:
+            is_read = progress.num_done == progress.num_files
+            lines.update("analysing" if is_read else f"reading, {progress.num_done} of {progress.num_files} files")
 
         return run_analyze(request, observe)
 
@@ -105,11 +105,9 @@ def analyse_and_print(request: AnalyzeRequest, *, is_json: bool) -> int:
 def _print(result: AnalyzeResult) -> None:
     # Not at the top: --json needs neither rich nor the tables.
     from lagom_overlap.cli.output import show  # noqa: PLC0415
-    from lagom_overlap.cli.stdout import named, say  # noqa: PLC0415
+    from lagom_overlap.cli.stdout import named  # noqa: PLC0415
     from lagom_overlap.report.analyze.terminal import analysis_summary  # noqa: PLC0415
 
-    show(analysis_summary(result))
     files = {path.name: path for path in result.files}
-    if files:
-        say("\n" + named(files["report.html"], "Report"))
-        say(named(files["timeline.json"], "Timeline (Perfetto)"))
+    titles = {"report.html": "Report", "timeline.json": "Timeline (Perfetto)"}
+    show(analysis_summary(result, [named(files[name], title) for name, title in titles.items() if name in files]))

@@ -1,12 +1,17 @@
 """`lagom completion SHELL`: a script by which a shell completes verbs, flags and values; written from the parser."""
 
 import argparse
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from shlex import quote
+from typing import Final
 
 from lagom_overlap.cli.main import full_parser
 from lagom_overlap.cli.stdout import say
+
+_MORE: Final = re.compile(r";(?![^(]*\))")
+"""Where a flag's help goes on to what a list has no room for; not within brackets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +51,7 @@ def _verbs() -> Iterator[_Verb]:
             if not action.option_strings:
                 choices = choices or values
             else:
-                takes_value, words = action.nargs != 0, (action.help or "").partition(";")[0]
+                takes_value, words = action.nargs != 0, _MORE.split(action.help or "", maxsplit=1)[0]
                 flags += [_Flag(word, words, takes_value, values) for word in action.option_strings if word[:2] == "--"]
         yield _Verb(name, helps.get(name, ""), tuple(flags), choices)
 

@@ -21,9 +21,10 @@ def _table(report: DoctorResult) -> Fitted:
         mark = Text("ok", style="green") if check.ok else Text("--", style="yellow")
         text = check.found + (f"\n{check.remedy}" if check.remedy else "")
         table.add_row(mark, Text(check.name), Text(text))
-    for name in ("tuners", "backends", "presets", "models"):
-        values: tuple[str, ...] = getattr(report, name)
+    for name, values in (("tuners", report.tuners), ("backends", report.backends)):
         table.add_row(Text(""), Text(name), Text(", ".join(values)))
+    for name, values in (("clusters", report.presets), ("models", report.models)):
+        table.add_row(Text(""), Text(name), Text(f"{len(values)}: lagom list {name}"))
     return Fitted(table)
 
 

@@ -128,7 +128,7 @@ class Judgement:
             ended = f", ended after {pairs} because no more could prove it"
             return f"not proven faster: {self.ratio:.3f}x{ended}{self._noise_words}"
         least = least_pairs(self.alpha)
-        need = f"; a decision needs at least {least}" if self.num_pairs < least else ""
+        need = f" (a decision needs at least {least})" if self.num_pairs < least else ""
         return f"not proven faster or slower in {pairs}{need}: {self.ratio:.3f}x{self._noise_words}"
 
     @property

@@ -9,7 +9,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,7 +30,7 @@ from lagom_overlap.trace.reader import is_trace, read_traces
 from lagom_overlap.units import NS, format_bytes, format_memory, format_seconds
 from lagom_overlap.verbs.init_config import model_file, read_model, safe_name, unwritten
 from lagom_overlap.verbs.init_script import ScriptFacts, Told, read_script
-from lagom_overlap.verbs.simulate_layouts import LayoutsRequest, fastest_layout
+from lagom_overlap.verbs.simulate_layouts import LayoutsRequest, fastest_layout, least_gpus
 from lagom_overlap.workload.models import TransformerModel, model_names
 
 FILL_IN: Final = "fill in"
@@ -118,9 +118,13 @@ def _of_model(request: InitRequest, whole: _Whole) -> InitResult:
     files = {model_path: model_text} if model_text else {}
     job = _job_text(whole, name, model, cluster, chosen.parallel).encode()
     notes = (*chosen.notes, *verdict.notes)
-    return _written(
-        request, files | {request.out: job}, notes, _next_lines(whole, is_ranked=bool(chosen.notes)), verdict.refused
-    )
+    following = _next_lines(whole, is_ranked=bool(chosen.notes))
+    result = _written(request, files | {request.out: job}, notes, following, verdict.refused)
+    if chosen.more_gpus is None:
+        return result
+    out = request.out if request.only_checks else request.out.with_stem(f"{request.out.stem}-{chosen.more_gpus}")
+    again = shlex.join(_words(replace(request, num_gpus=chosen.more_gpus, out=out)))
+    return replace(result, next=(f"Next: lagom init {again}    # that many are enough",))
 
 
 def _known_source(source: str) -> tuple[TransformerModel, bytes]:
@@ -462,6 +466,8 @@ class _Chosen(NamedTuple):
     parallel: Mapping[str, Any]
     step: JobStep
     notes: tuple[str, ...] = ()
+    more_gpus: int | None = None
+    """Where no layout fits: on how many GPUs one does."""
 
 
 def _first_that_fits(request: _Whole, model: str) -> _Chosen:
@@ -478,11 +484,10 @@ def _first_that_fits(request: _Whole, model: str) -> _Chosen:
         obstacle = _obstacle(step)
         if not obstacle:
             return _Chosen(parallel, step)
-    found = fastest_layout(
-        LayoutsRequest(model=model, cluster=request.cluster, num_gpus=request.num_gpus, seq_len=request.seq_len)
-    )
+    asked = LayoutsRequest(model=model, cluster=request.cluster, num_gpus=request.num_gpus, seq_len=request.seq_len)
+    found = fastest_layout(asked)
     if found is None:
-        return _Chosen(recomputed, step)
+        return _Chosen(recomputed, step, more_gpus=least_gpus(asked))
     note = f"FSDP over all GPUs {obstacle}, so this is the fastest layout that lagom simulate finds."
     return _Chosen(found, _step_of(request, model, found), (note,))
 
@@ -526,7 +531,7 @@ def _job_text(
         "global_batch": "sequences per step, on all GPUs",
     }
     if _is_plain(parallel):
-        said["recompute"] = "none, selective, full: without it this does not fit"
+        said["recompute"] = "none, selective, full, which takes the least memory"
     file, gpus = safe_name(request.out.name), f"{request.num_gpus} GPUs of {safe_name(cluster.name)}"
     lines = [
         f"# Written by lagom init: {safe_name(model.name)} on {gpus}. All keys: lagom docs formats",

@@ -39,6 +39,8 @@ KEPT: Final = 10
 """Layouts that the ranking is certain of, if it ends by itself."""
 MOST_SIMULATED: Final = 200
 """About 20 s of CPU time for a model of 80 layers; rankings of small models end long before."""
+MOST_DOUBLINGS: Final = 7
+"""Of the GPUs of a job that fits no layout: 128 times as many."""
 _FILES: Final = ("run.json", "report.html", BEST_FILE)
 
 OnProgress = Callable[[SearchProgress], None]
@@ -156,20 +158,51 @@ def _cluster(request: LayoutsRequest) -> Cluster:
     return cluster_of(request.cluster, request.num_gpus)
 
 
+def least_gpus(request: LayoutsRequest) -> int | None:
+    """The fewest GPUs, of the request's doubled again and again, on which a layout fits; None if there are none."""
+    model = load_model(request.model)
+    for doublings in range(1, MOST_DOUBLINGS + 1):
+        more = replace(request, num_gpus=request.num_gpus << doublings)
+        if any(_fits_some(more, framework, model) for framework in request.frameworks):
+            return more.num_gpus
+    return None
+
+
+def _fits_some(request: LayoutsRequest, framework: str, model: TransformerModel) -> bool:
+    """Whether a layout of the framework fits: of each degrees the one that needs the least memory is looked at."""
+    base = None
+    space = _space(request, framework, model, _cluster(request))
+    for degrees in space.degrees():
+        every = list(space.layouts(degrees))
+        base = base or _first_step(request, every)
+        step = None if base is None else next(filter(None, (_with_keys(base, keys) for keys in every)), None)
+        if step is None or not step.fits:
+            continue
+        try:
+            return _sequence_s(step) > 0
+        except LagomError:  # what it cannot build of one layout it cannot of any
+            return False
+    return False
+
+
+def _space(request: LayoutsRequest, framework: str, model: TransformerModel, cluster: Cluster) -> LayoutSpace:
+    return LayoutSpace(
+        model=model,
+        rules=load_rules(framework),
+        num_gpus=request.num_gpus,
+        gpus_per_node=cluster.gpus_per_node,
+        seq_len=request.seq_len,
+        global_batch=request.batch,
+    )
+
+
 def _candidates(
     request: LayoutsRequest, model: TransformerModel, cluster: Cluster
 ) -> tuple[list[_Layout], int, list[str]]:
     """The layouts that may fit, how many do not because the smallest of their degrees does not, and what to know."""
     found, num_too_large, notes = list[_Layout](), 0, list[str]()
     for framework in request.frameworks:
-        space = LayoutSpace(
-            model=model,
-            rules=load_rules(framework),
-            num_gpus=request.num_gpus,
-            gpus_per_node=cluster.gpus_per_node,
-            seq_len=request.seq_len,
-            global_batch=request.batch,
-        )
+        space = _space(request, framework, model, cluster)
         base, rates = None, dict[tuple[object, ...], float]()
         for degrees in space.degrees():
             every = list(space.layouts(degrees))

@@ -24,7 +24,7 @@ from lagom_overlap.engines.messages import GroupMessage, Measure, Measured, Wron
 from lagom_overlap.errors import BackendError, SpaceError, WrongResultError
 from lagom_overlap.timeline import Timeline
 from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Measurement, Outcome
-from lagom_overlap.units import KIB, format_bytes
+from lagom_overlap.units import GBIT_PER_S, KIB, format_bytes
 from lagom_overlap.workload import Attention, Gemm, Kernel, MemoryBound, OverlapGroup, Work
 
 _MEMINFO: Final = Path("/proc/meminfo")
@@ -249,8 +249,8 @@ class RankBackend:
         link = ""
         if request.link_bytes_per_s is not None:
             link = (
-                f", EMULATED link of {request.link_bytes_per_s:g} bytes/s per direction (one token bucket of "
-                f"{request.num_ranks} times that for all ranks; bandwidth only, no latency)"
+                f", EMULATED link of {request.link_bytes_per_s / GBIT_PER_S:g} Gbit/s per direction (one token bucket "
+                f"of {request.num_ranks} times that for all ranks; bandwidth only, no latency)"
             )
         return f"{self._terms.name} (torch {ready.torch_version}), {request.num_ranks} ranks {started}, {pinned}{link}"
 

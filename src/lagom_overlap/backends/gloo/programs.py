@@ -22,6 +22,7 @@ from lagom_overlap.engines.fx.commands import (
 )
 from lagom_overlap.engines.messages import Command
 from lagom_overlap.errors import BackendError, JobError
+from lagom_overlap.units import GBIT_PER_S
 from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
 from lagom_overlap.workload.rewrite.steps import Rewrite
 from lagom_overlap.workload.rewrite.tables import table_of
@@ -87,7 +88,9 @@ class ProgramRanks:
                 self._link.close()
             raise
         pinned = min(self._ranks.ready.cores) >= 0
-        emulated = f", EMULATED link of {link_bytes_per_s:g} bytes/s" if link_bytes_per_s is not None else ""
+        emulated = (
+            f", EMULATED link of {link_bytes_per_s / GBIT_PER_S:g} Gbit/s" if link_bytes_per_s is not None else ""
+        )
         self.description = (
             f"gloo (torch {self._ranks.ready.torch_version}), {num_ranks} ranks on this machine, "
             f"{'each pinned to a core' if pinned else 'not pinned (fewer cores than ranks)'}{emulated}"

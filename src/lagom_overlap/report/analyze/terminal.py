@@ -41,6 +41,8 @@ MAX_WARNINGS: Final = 4
 MAX_KINDS: Final = 4
 MAX_CHANGES: Final = 5
 """Rows of the tables, so that a screen holds the answer; `--json` has all."""
+_NAME: Final = 32
+"""Characters of a name that are always shown, on as many lines as it takes: a file's name is told by its beginning."""
 _RAGGED: Final = 12
 """Columns that a break between words may leave empty at the end of a name's first line."""
 
@@ -75,13 +77,13 @@ def _table(
         table.add_column(name, justify="right", no_wrap=True, min_width=width)
     most += len(rows) == most + 1  # the last row takes no more room than a line that leaves it out
     for name, *cells in rows[:most]:
-        table.add_row(Text(_short(name, 2 * room - _RAGGED)), *map(_cell, cells))
+        table.add_row(Text(_short(name, max(2 * room - _RAGGED, _NAME))), *map(_cell, cells))
     if len(rows) > most:
         table.add_row(Text(f"and {len(rows) - most} more {tail}", style="dim"))
     return Fitted(table)
 
 
-def analysis_summary(result: AnalyzeResult) -> RenderableType:
+def analysis_summary(result: AnalyzeResult, written: Sequence[str] = ()) -> RenderableType:
     """The whole summary."""
     parts: list[RenderableType] = [Text(plain(headline(result)), style="bold"), Text("")]
     if result.against is not None:
@@ -152,7 +154,8 @@ def analysis_summary(result: AnalyzeResult) -> RenderableType:
     parts += [Text(f"! {plain(text)}", style="yellow") for text in warnings[:most]]
     if len(warnings) > most:
         parts.append(Text(f"! and {len(warnings) - most} more warnings (--json)", style="yellow"))
-    parts.append(to_type(f"Next: {plain(result.next_line)}"))
+    parts += [Text(""), *map(to_type, written)] if written else []
+    parts += [Text(""), to_type(f"Next: {plain(result.next_line)}")]
     return Group(*parts)
 
 

@@ -202,14 +202,14 @@ def next_commands(result: TuneResult, folder: str = "RUN") -> tuple[str, ...]:
     `folder` is the run's, as a shell takes it; COMMAND is what starts the training job.
     """
     if result.interrupted:
-        return (f"lagom resume {folder}    # goes on where this ended",)
+        return (f"lagom resume {folder}    # continues where this ended",)
     gain = result.predicted
     launcher = ELSEWHERE if gain is not None and gain.is_emulated else ""
     if result.is_prediction and (result.changes_nothing or not (gain and gain.is_beyond_error)):
         online = line_under(launcher, "lagom run --online -- COMMAND")
         return (f"{online}    # measures in the job itself what a trace cannot tell",)
     if not is_of_use(result):
-        return ("lagom run --online -- COMMAND    # tries settings in the job itself; nothing is to be set here",)
+        return ("lagom run --online -- COMMAND    # tries settings in the job itself; nothing better was found here",)
     if (
         result.num_stages > 1 or result.backend == "gloo"
     ):  # a file of settings holds one rank's calls, and stages differ

@@ -46,10 +46,15 @@ def check_layout(model: TransformerModel, layout: ParallelLayout, cluster: Clust
 
 
 def _filling(layout: ParallelLayout, num_gpus: int) -> str:
-    """The data parallelism that fills a cluster."""
+    """The data parallelism that fills a cluster; of FSDP the number of its groups, where whole ones do."""
     data, rest = divmod(num_gpus, layout.num_gpus // layout.data)
-    key = "data" if layout.zero_stage < MAX_ZERO_STAGE else "data (fsdp x replicate)"
-    return "" if rest or not data else f": {key} = {data} fills it"
+    if rest or not data:
+        return ""
+    if layout.zero_stage < MAX_ZERO_STAGE:
+        return f": data = {data} fills it"
+    groups, rest = divmod(data, layout.data // layout.replicate)
+    is_whole = groups > 0 and not rest and layout.expert == 1
+    return f": {f'replicate = {groups}' if is_whole else f'fsdp = {data}'} fills it"
 
 
 def _check_chunks(model: TransformerModel, layout: ParallelLayout) -> None:
