@@ -81,17 +81,17 @@ def _fsdp2(name: str, setting: str, off: Side, on: Side, *, seq_len: int, micro_
     )
 
 
-def _megatron(name: str, setting: str, off: Side, on: Side, *, cluster: str, ranks: int = 2, **parallel: int) -> Pair:
-    data = ranks // parallel.get("pipeline", 1)
+def _megatron(name: str, setting: str, off: Side, on: Side, *, cluster: str, ranks: int = 2, pipeline: int = 1) -> Pair:
+    data, layers = ranks // pipeline, max(4, 2 * pipeline)
     return Pair(
         name=name,
         setting=setting,
         cluster=cluster,
         ranks=ranks,
-        model=GPT,
+        model=GPT | {"num_layers": layers},
         seq_len=2048,
         is_megatron=True,
-        parallel=MEGATRON | {"data": data, "global_batch": 4 * data, **parallel},
+        parallel=MEGATRON | {"data": data, "global_batch": 4 * data, "pipeline": pipeline},
         off=off,
         on=on,
     )
@@ -99,11 +99,18 @@ def _megatron(name: str, setting: str, off: Side, on: Side, *, cluster: str, ran
 
 SHARDED, WHOLE = Side(parallel={}), Side(parallel={"zero_stage": 2}, environment={"RESHARD": "0"})
 TWO_AHEAD = Side(parallel={"prefetch": 2}, environment={"PREFETCH": "2"})
-PLAIN = Side(parallel=BOTH.parallel, flags=(*BOTH.flags, "--pipeline", "2"))
-CHUNKS = Side(
-    parallel={**BOTH.parallel, "schedule": "interleaved", "chunks": 2, "overlap_p2p": True},
-    flags=(*BOTH.flags, "--pipeline", "2", "--chunks", "2"),
-)
+
+
+def _stages(num: int) -> tuple[Side, Side, Side]:
+    """Stages of one model chunk; of two, whose transfers are waited for; of two that go on meanwhile."""
+    plain = Side(parallel=BOTH.parallel, flags=(*BOTH.flags, "--pipeline", str(num)))
+    interleaved = {**BOTH.parallel, "schedule": "interleaved", "chunks": 2}
+    waits = Side(parallel=interleaved, flags=(*plain.flags, "--chunks", "2", "--no-overlap-p2p-communication"))
+    return plain, waits, Side(parallel={**interleaved, "overlap_p2p": True}, flags=(*plain.flags, "--chunks", "2"))
+
+
+PLAIN, _, CHUNKS = _stages(2)
+PLAIN_4, WAITS_4, CHUNKS_4 = _stages(4)
 PAIRS = (
     _fsdp2("whole", "reshard_after_forward=False", SHARDED, WHOLE, seq_len=2048),
     _fsdp2("whole_4", "reshard_after_forward=False, 4 micro-batches", SHARDED, WHOLE, seq_len=2048, micro_batches=4),
@@ -114,6 +121,10 @@ PAIRS = (
     _megatron("parameters_h100", "--overlap-param-gather", GRADIENTS, BOTH, cluster="h100_dgx"),
     _megatron("chunks_h100", "2 model chunks a stage", PLAIN, CHUNKS, cluster="h100_dgx", pipeline=2),
     _megatron("chunks", "2 model chunks a stage", PLAIN, CHUNKS, cluster="a40_nvlink", pipeline=2),
+    _megatron("chunks_4", "2 model chunks a stage", PLAIN_4, CHUNKS_4, cluster="h100_dgx", ranks=4, pipeline=4),
+    _megatron(
+        "goes_on", "without --no-overlap-p2p-communication", WAITS_4, CHUNKS_4, cluster="h100_dgx", ranks=4, pipeline=4
+    ),
 )
 
 

@@ -28,6 +28,7 @@ parser.add_argument("steps", type=int)
 parser.add_argument("--tensor", type=int, default=1)
 parser.add_argument("--pipeline", type=int, default=1)
 parser.add_argument("--chunks", type=int, default=1, help="model chunks of a stage: interleaved 1F1B")
+parser.add_argument("--no-overlap-p2p-communication", action="store_true", help="stages wait for every transfer")
 parser.add_argument("--experts", type=int, help="a mixture of so many experts")
 parser.add_argument("--expert", type=int, default=1, help="ranks that share the experts")
 parser.add_argument("--combined", action="store_true")
@@ -38,6 +39,9 @@ parser.add_argument("--layers", type=int, default=4)
 options = parser.parse_args()
 VOCABULARY, MICRO_BATCHES = 32000, 4
 CHUNKS = options.chunks if options.chunks > 1 else None
+GOES_ON = (
+    CHUNKS is not None and not options.no_overlap_p2p_communication
+)  # as Megatron-LM has it (training/arguments.py)
 if not hasattr(
     moe_utils, "te_general_gemm"
 ):  # Megatron-Core 0.16.1 asks for it, and defines it with Transformer Engine alone
@@ -67,8 +71,8 @@ config = TransformerConfig(
     tensor_model_parallel_size=options.tensor,
     pipeline_model_parallel_size=options.pipeline,
     virtual_pipeline_model_parallel_size=CHUNKS,
-    overlap_p2p_comm=CHUNKS is not None,  # as Megatron-LM has it by default (training/arguments.py)
-    batch_p2p_comm=CHUNKS is None,
+    overlap_p2p_comm=GOES_ON,
+    batch_p2p_comm=not GOES_ON,
     pipeline_dtype=torch.bfloat16,
     params_dtype=torch.bfloat16,
     bf16=True,

@@ -1,7 +1,9 @@
 """What jobs call of `torch.distributed` by its full name."""
 
 import contextlib
+import gc
 import re
+import time
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
@@ -200,6 +202,35 @@ def with_autograd(step: int) -> list[Any]:
     return found
 
 
+def dropped(step: int) -> list[Any]:
+    """Nobody keeps the handle of a call, which ends all the same."""
+    out, turned = torch.zeros(MESSAGE), torch.zeros(MESSAGE // 96, 96).t()
+    for target in (out, turned):
+        dist.all_to_all_single(target, numbers(step, MESSAGE).view(target.shape), async_op=True)
+        gc.collect()
+        dist.barrier()
+        give_up = time.monotonic() + 60
+        while not target.all() and time.monotonic() < give_up:
+            time.sleep(0.001)
+    return [out, turned]
+
+
+def overlapping(step: int) -> list[Any]:
+    """Output and input share memory, in place or not. (An all-to-all of torch's is a matter of luck then.)"""
+    n, rank = dist.get_world_size(), dist.get_rank()
+    size = 4 * MESSAGE
+    found = []
+    for begin in (rank, (rank + 1) % n, 0.5):
+        part = slice(int(begin * size), int((begin + 1) * size))
+        whole = torch.cat([numbers(step + place, size) for place in range(n)])
+        dist.all_gather_into_tensor(whole, whole[part])
+        found.append(whole)
+        whole = torch.cat([numbers(step + place, size) for place in range(n)])
+        dist.reduce_scatter_tensor(whole[part], whole)
+        found.append(whole[part])
+    return [tensor.clone() for tensor in found]
+
+
 def wrong(step: int) -> list[Any]:
     """What torch refuses is refused in its words."""
     n = dist.get_world_size()
@@ -230,6 +261,8 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
     "groups that a rank is not in": lambda: calls(other_groups),
     "coalesced": lambda: calls(coalesced),
     "what the engine does not run": lambda: calls(unusual),
+    "handles that are dropped": lambda: calls(dropped),
+    "memory that overlaps": lambda: calls(overlapping),
     "what arrives late": lambda: calls(arrived_late),
     "what holds no numbers": lambda: calls(without_numbers),
     "traced": lambda: calls(traced),

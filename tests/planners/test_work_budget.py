@@ -102,7 +102,7 @@ def test_more_work_finds_no_worse_plan_and_says_how_much_was_done():
         assert whole == million_steps
         assert 0 < done < whole + 2.0  # the last call may end behind it
         assert "the same step and work give the same plan" in said
-    ratios = [float(said.split()[3]) for said in spans]  # The schedule takes 1.0337 times ...
+    ratios = [float(said.split()[3]) for said in spans]  # The schedule takes X times ...
     assert ratios == sorted(ratios, reverse=True)
 
 

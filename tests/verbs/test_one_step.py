@@ -266,7 +266,9 @@ def test_a_plans_settings_typed_as_keys_are_the_step_and_the_memory_that_the_pla
 
 
 @pytest.mark.parametrize("keys", [{"pipeline": 2, "global_batch": 16}, {"global_batch": 32, "seq_len": 512}])
-def test_fsdp2s_settings_are_judged_by_the_iteration_that_simulate_predicts_with_them(keys: dict[str, Any]) -> None:
+def test_fsdp2s_settings_are_judged_by_the_iteration_that_simulate_predicts_with_them(
+    keys: dict[str, Any], tmp_path: Path
+) -> None:
     """All stages and micro-batches: a plan of a pipeline told of one micro-batch of its first stage."""
     raw: dict[str, Any] = {
         "job": {"name": "whole"},
@@ -275,7 +277,8 @@ def test_fsdp2s_settings_are_judged_by_the_iteration_that_simulate_predicts_with
         "parallel": {"framework": "fsdp2", "fsdp": 4, **keys},
     }
     given = read_input(parse_job(raw, "job.toml"))
-    result = run_plan(replace(given, problem=replace(given.problem, work=SearchBudget(0.5))), PlanRequest())
+    given = replace(given, problem=replace(given.problem, work=SearchBudget(0.5)))
+    result = run_plan(given, PlanRequest(out=tmp_path / "run"))
 
     @cache
     def typed(*lines: str) -> tuple[float, int]:
@@ -294,6 +297,9 @@ def test_fsdp2s_settings_are_judged_by_the_iteration_that_simulate_predicts_with
     for one in result.fsdp2.not_advised:
         assert one.with_s == typed(*advised, one.key)[0]
     assert not any("first of" in note for note in result.notes)
+    assert (tmp_path / "run" / "report.html").exists()
+    again = run_plan(given, PlanRequest(apply=tmp_path / "run" / "plan.toml"))
+    assert (again.iteration_s, again.carrier) == (result.iteration_s, result.carrier)
 
 
 def test_a_job_that_has_settings_begins_with_them_and_is_told_what_to_add() -> None:

@@ -32,6 +32,8 @@ MAX_OWED: Final = 64
 decided by values is held for all: they cannot be known in another way."""
 COLLECTIVES: Final = frozenset({"c10d", "_c10d_functional", "c10d_functional"})
 _SIZED: Final = frozenset({"aten::bincount", "aten::nonzero", "aten::masked_select"})
+_FLOATS_ONLY: Final = frozenset({"aten::histc"})
+"""A GPU counts whole numbers by them, too (the experts of torchtitan's tokens), the CPU has none for these."""
 _PLAIN_WRITES: Final = frozenset({"copy_", "fill_", "zero_"})
 """The device runs them itself; they write all of a tensor and read nothing of it."""
 _OVERWRITES: Final = _PLAIN_WRITES | {"normal_", "uniform_", "random_", "bernoulli_", "exponential_"}
@@ -323,15 +325,18 @@ class Values:
         key = func, tensors[0].dtype
         if key in self._hopeless or not self._is_small(tensors, most) or self._is_capturing():
             return None
+        is_whole = func._schema.name in _FLOATS_ONLY and not tensors[0].dtype.is_floating_point
         try:
             copies = {id(tensor): self._held(tensor).clone() for tensor in written}
 
             def on_host(tensor: Any) -> Any:
                 copy = copies.get(id(tensor))
-                return copy if copy is not None else self._held(tensor) if self._on_gpu(tensor) else tensor
+                held = copy if copy is not None else self._held(tensor) if self._on_gpu(tensor) else tensor
+                return held.double() if is_whole else held
 
             with self._drawing(func, kwargs.get("generator")):
                 result = func(*self._mapped(tuple(args), on_host), **self._mapped(dict(kwargs), on_host))
+                result = result.to(tensors[0].dtype) if is_whole else result
         except _OwedError:
             return None
         except Exception:

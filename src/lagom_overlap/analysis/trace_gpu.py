@@ -17,7 +17,7 @@ from lagom_overlap.trace.gpu_trace import GpuTrace
 _FEWEST_SMS: Final = 4
 """A slice of a GPU with fewer is nothing that the model of channels and waves is made for."""
 _USUAL_NODE: Final = 8
-"""GPUs of a node of the presets that may stand for a traced machine."""
+"""A preset may stand for the traced machine if its nodes have as many GPUs as the trace has ranks, or this many."""
 _NEAR: Final = 2.0
 """A GPU with more than twice or less than half the SMs is no stand-in. Chosen, not measured."""
 

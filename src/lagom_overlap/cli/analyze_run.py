@@ -53,9 +53,9 @@ def _with_lines(request: AnalyzeRequest) -> AnalyzeResult:
     """Runs with a line now and then."""
     with PlainLines("analyze", "reading") as lines:
 
-        def observe(found: ReadProgress) -> None:
-            is_read = found.num_done == found.num_files
-            lines.update("analysing" if is_read else f"reading, {found.num_done} of {found.num_files} files")
+        def observe(progress: ReadProgress) -> None:
+            is_read = progress.num_done == progress.num_files
+            lines.update("analysing" if is_read else f"reading, {progress.num_done} of {progress.num_files} files")
 
         return run_analyze(request, observe)
 

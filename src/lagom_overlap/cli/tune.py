@@ -107,9 +107,9 @@ def tune(request: TuneRequest, *, as_json: bool, details: bool) -> int:
         say("\n" + "\n".join(named(files[name], what) for what, name in kinds if name in files))
         folder = shlex.quote(str(result.folder)) if result.folder is not None else "RUN"
         first, *others = next_commands(result, folder)
-        said = [f"Next: {first}", *(f"Or:   {line}" for line in others if line != UNDO)]
+        next_lines = [f"Next: {first}", *(f"Or:   {line}" for line in others if line != UNDO)]
         undo = [Text(f"To undo{UNDO.partition('undo')[2]}.")] if UNDO in others else []
-        show(Group(Text(), *map(to_type, said), *undo))
+        show(Group(Text(), *map(to_type, next_lines), *undo))
     if result.interrupted:
         return exit_code()
     is_whole = {*RUN_FILES} <= {path.name for path in result.files}

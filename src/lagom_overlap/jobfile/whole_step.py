@@ -57,15 +57,15 @@ class WholeStep:
         untouched_s = simulator.makespan_s({})
         return cls(untouched_s, notes, _in_one_rank(issued, simulator, job.groups, untouched_s))
 
-    def seconds(self, problems: Problems, found: Mapping[str, Assignment]) -> float | None:
-        """Seconds of the step with these settings of its groups; groups that `found` does not name stay untouched.
+    def seconds(self, problems: Problems, settings: Mapping[str, Assignment]) -> float | None:
+        """Seconds of the step with these settings of its groups; groups that `settings` does not name stay untouched.
 
         None where the computation's side is set, which is priced in groups only, or a setting cannot run.
         """
         changes: dict[tuple[str, int], CommConfig] = {}
         for problem in problems:
             name = problem.group.name
-            assignment = found.get(name, problem.default)
+            assignment = settings.get(name, problem.default)
             if launch_of(assignment) != launch_of(problem.default):
                 return None
             for number, (default, config) in enumerate(zip(problem.default, assignment, strict=True)):
@@ -78,13 +78,13 @@ class WholeStep:
         except SpaceError:
             return None
 
-    def alone(self, problems: Problems, found: Mapping[str, Assignment]) -> dict[str, float]:
+    def alone(self, problems: Problems, settings: Mapping[str, Assignment]) -> dict[str, float]:
         """Seconds of the step with the settings of one group at a time, of those that change."""
         steps = {}
         for problem in problems:
             name = problem.group.name
-            if found.get(name, problem.default) != problem.default:
-                step_s = self.seconds(problems, {name: found[name]})
+            if settings.get(name, problem.default) != problem.default:
+                step_s = self.seconds(problems, {name: settings[name]})
                 if step_s is not None:
                     steps[name] = step_s
         return steps

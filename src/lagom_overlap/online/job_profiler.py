@@ -116,9 +116,9 @@ class OwnProfiler:
 
     def _telling(self, original: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(original)
-        def constructed(made: Any, *args: Any, **kwargs: Any) -> None:  # whatever the job passes
-            original(made, *args, **kwargs)
-            if not self._is_starting and getattr(made, "enabled", True):
+        def constructed(profiler: Any, *args: Any, **kwargs: Any) -> None:  # whatever the job passes
+            original(profiler, *args, **kwargs)
+            if not self._is_starting and getattr(profiler, "enabled", True):
                 self._is_unwanted = True
                 self.stop()
 

@@ -72,11 +72,11 @@ def limit_arcs(iteration: Iteration, limit_bytes: int) -> list[tuple[str, str]]:
     released = sorted((b for b in in_order if b.users), key=lambda buffer: max(moment[user] for user in buffer.users))
     last = _LastTasks(iteration, order)
     arcs: list[tuple[str, str]] = []
-    held, gone = iteration.resident_bytes, 0
+    held_bytes, gone = iteration.resident_bytes, 0
     for buffer in in_order:
-        held += buffer.num_bytes
-        while held > limit_bytes:
-            held -= released[gone].num_bytes
+        held_bytes += buffer.num_bytes
+        while held_bytes > limit_bytes:
+            held_bytes -= released[gone].num_bytes
             last.add(released[gone].users)
             gone += 1
         arcs += [(task, buffer.maker) for task in last.names]

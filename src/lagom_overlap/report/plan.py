@@ -166,9 +166,8 @@ def plan_summary(result: PlanResult) -> Group:
     ]
     if result.fsdp2 is None and result.megatron is None:
         parts += [*_decisions(result.decisions), Text()]
-    exposed = (
-        [] if result.megatron is not None else exposed_by(result.step.timelines["after"], result.step.plan.iteration)
-    )
+    step = result.step
+    exposed = () if step.is_whole else exposed_by(step.timelines["after"], step.plan.iteration)
     if exposed:
         parts += [_exposed(result, exposed), Text()]
     if result.execution is not None:
@@ -339,7 +338,7 @@ def _figures(result: PlanResult) -> list[Figure]:
         figures += [
             timeline_figure(
                 f"{name}, {source}",
-                line if result.megatron is None else _by_stage(line),
+                _by_stage(line) if result.step.is_whole and source == "predicted" else line,
                 longest_s,
                 colours,
                 kinds,
@@ -359,7 +358,7 @@ def _by_stage(timeline: Timeline) -> Timeline:
 def render_plan(result: PlanResult) -> str:
     """The whole page; the same plan gives the same page."""
     iteration, after = result.step.plan.iteration, result.step.timelines["after"]
-    is_whole = result.megatron is not None  # slots of all stages, which are no operators
+    is_whole = result.step.is_whole
     critical = () if is_whole else critical_path(iteration, after)
     return render(
         "plan.html.j2",

@@ -148,10 +148,14 @@ class Fsdp2Effects:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedStep:
-    """The plan and its timelines, by "before" and "after": as simulated, and as measured where it ran."""
+    """The plan and its timelines, by "before" and "after": as simulated, and as measured where it ran.
+
+    `is_whole`: the simulated ones hold the slots of all stages of an iteration, which are no operators.
+    """
 
     plan: Plan
     timelines: Mapping[str, Timeline]
+    is_whole: bool = False
     measured: Mapping[str, Timeline] = field(default_factory=dict)
 
 

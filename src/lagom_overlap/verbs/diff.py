@@ -187,9 +187,9 @@ def _at(value: Any, name: str) -> Any:  # any JSON value
 def _spans(result: object) -> list[float]:
     """The mean step of each rank of an analysis (s)."""
     ranks = _at(result, "ranks")
-    found = [(_at(rank, "span_s"), _at(rank, "steps")) for rank in ranks] if isinstance(ranks, list) else []
-    told = [(span, steps) for span, steps in found if isinstance(span, float) and isinstance(steps, int)]
-    return [span / max(1, steps) for span, steps in told if span > 0]  # a flight recorder has no spans
+    pairs = [(_at(rank, "span_s"), _at(rank, "steps")) for rank in ranks] if isinstance(ranks, list) else []
+    typed = [(span, steps) for span, steps in pairs if isinstance(span, float) and isinstance(steps, int)]
+    return [span / max(1, steps) for span, steps in typed if span > 0]  # a flight recorder has no spans
 
 
 def _proven(proof: ProofResult) -> dict[str, float]:
@@ -256,15 +256,15 @@ def _conclusion(
     differ = several if settings else "nothing was set otherwise"
     if first.verdict:
         is_open = first.verdict == "not measurably different"
-        found = "the runs are not measurably different" if is_open else f"the second run is {first.verdict}"
+        sentence = "the runs are not measurably different" if is_open else f"the second run is {first.verdict}"
         why = f"{first.words}; {differ}. One run each: what differs from start to start is not known"
-        return Conclusion(found, why, _proof_line(two, one))
+        return Conclusion(sentence, why, _proof_line(two, one))
     way = "shorter" if first.ratio > 1 else "longer"
-    found = f"{first.name} is {format_percent(abs(first.second_s / first.first_s - 1))} {way} in the second run"
+    sentence = f"{first.name} is {format_percent(abs(first.second_s / first.first_s - 1))} {way} in the second run"
     if first.ratio == 1:
-        found = f"{first.name} is the same"
+        sentence = f"{first.name} is the same"
     return Conclusion(
-        found, f"{differ}; one figure each: no interval", "lagom run --online -- COMMAND    # measures it"
+        sentence, f"{differ}; one figure each: no interval", "lagom run --online -- COMMAND    # measures it"
     )
 
 

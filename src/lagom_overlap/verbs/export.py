@@ -113,8 +113,8 @@ def run_export(request: ExportRequest) -> ExportResult:
         LagomError: if the run cannot be read, a form cannot hold it at all, or a file cannot be written.
     """
     check_groups(request.groups)
-    found = read_deployment(request.run)
-    deployment, refused = within_maps(found.deployment, BoxMaps.here(installed_nccl()))
+    read = read_deployment(request.run)
+    deployment, refused = within_maps(read.deployment, BoxMaps.here(installed_nccl()))
     here = request.run if request.run.is_dir() else request.run.parent
     out = here if request.out is None else request.out
     exports = [(wanted, _export(wanted, deployment, request)) for wanted in dict.fromkeys(request.formats)]
@@ -131,7 +131,7 @@ def run_export(request: ExportRequest) -> ExportResult:
         for _, exported in exports:
             write_private(out / exported.name, exported.content)
     for wanted, exported in exports:
-        notes = [*exported.not_carried, *((*found.notes, *refused) if wanted is not Format.PERFETTO else ())]
+        notes = [*exported.not_carried, *((*read.notes, *refused) if wanted is not Format.PERFETTO else ())]
         launch = deployment.launch
         if not launch.is_untouched and wanted not in (Format.ENV, Format.PERFETTO):
             notes.append(f"the computation's side ({launch}): export the form env too, or set it in the job")
@@ -342,14 +342,14 @@ def _num_nodes(cluster: Cluster | None, name: CommunicatorId) -> int | None:
 def _changed(problems: Iterable[GroupProblem], configs: _Configs) -> frozenset[str] | None:
     """The knobs in which settings differ from the defaults that they were found against; None where those say none."""
     knobs = [field.name for field in fields(CommConfig)]
-    found: set[str] = set()
+    changed: set[str] = set()
     for problem in problems:
         for op, default in zip(problem.group.comms, problem.default, strict=True):
             setting = _config(configs, problem.group.name, op.name)
             if default.is_untouched and not setting.is_untouched:
                 return None
-            found |= {knob for knob in knobs if getattr(setting, knob) not in (None, getattr(default, knob))}
-    return frozenset(found)
+            changed |= {knob for knob in knobs if getattr(setting, knob) not in (None, getattr(default, knob))}
+    return frozenset(changed)
 
 
 def _communicator(op: CommOp) -> CommunicatorId:
@@ -377,8 +377,8 @@ def _rows(
             every[_site(op)].add(config)
             sites[_site(op)] |= dict.fromkeys(occurrences, config)
     if iteration is None:
-        unclear = [site for site, found in every.items() if len(found) > 1]
-        sites = {site: {0: found.pop()} for site, found in every.items() if len(found) == 1}
+        unclear = [site for site, configs_there in every.items() if len(configs_there) > 1]
+        sites = {site: {0: configs_there.pop()} for site, configs_there in every.items() if len(configs_there) == 1}
         return _keyed(sites), dict.fromkeys(sites, 1), NO_CYCLES, unclear
     calls = Counter[CallSite]()
     keys = []
@@ -392,8 +392,8 @@ def _rows(
 def _keyed(sites: Mapping[CallSite, Mapping[int, CommConfig]]) -> dict[ConfigKey, CommConfig]:
     return {
         ConfigKey(communicator=communicator, kind=kind, num_bytes=num_bytes, occurrence=occurrence): config
-        for (communicator, kind, num_bytes), found in sites.items()
-        for occurrence, config in sorted(found.items())
+        for (communicator, kind, num_bytes), configs in sites.items()
+        for occurrence, config in sorted(configs.items())
         if not config.is_untouched
     }
 

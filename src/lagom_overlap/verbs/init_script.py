@@ -209,9 +209,9 @@ def _constants(tree: ast.Module) -> Iterator[tuple[str, Told]]:
             continue
         if isinstance(target, ast.Name):
             literal = _literal(value)
-            told = None if literal is None else Told(literal, f"line {node.lineno}")
-            seen[target.id] = None if target.id in seen else told
-    yield from ((name, told) for name, told in seen.items() if told is not None)
+            constant = None if literal is None else Told(literal, f"line {node.lineno}")
+            seen[target.id] = None if target.id in seen else constant
+    yield from ((name, constant) for name, constant in seen.items() if constant is not None)
 
 
 def _defaults(arguments: ast.arguments) -> Iterator[tuple[str, ast.expr]]:
@@ -266,8 +266,8 @@ def _call(node: ast.Call, facts: ScriptFacts, sizes: _Sizes, value: _Value) -> N
         case "add_argument":
             default = value(keywords.get("default"))
             for flag in map(_literal, node.args):
-                said = f"{flag} is {default} by default" if isinstance(default, int) else f"{flag}"
-                sizes.see(str(flag).lstrip("-").replace("-", "_"), default, f"line {node.lineno}: {said}")
+                default_words = f"{flag} is {default} by default" if isinstance(default, int) else f"{flag}"
+                sizes.see(str(flag).lstrip("-").replace("-", "_"), default, f"line {node.lineno}: {default_words}")
         case _ if name in _CONFIGS:
             facts.configs.append(({"model_type": _CONFIGS[name]} | _shapes(keywords, value), where))
         case _:
@@ -302,11 +302,11 @@ def _mesh(node: ast.Call, keywords: Mapping[str, ast.expr], facts: ScriptFacts, 
         facts.is_whole_mesh = False
         facts.unread.append(f"line {node.lineno}: a device mesh whose shape is not written out")
         return
-    said = "mesh dimension {!r}"
+    where = "mesh dimension {!r}"
     if isinstance(names, ast.Tuple | ast.List):
         dimensions = list(map(value, names.elts))
     elif len(shape.elts) == 1:  # all ranks share the data, whatever it would be called
-        dimensions, said = ["data"], "a mesh of one dimension"
+        dimensions, where = ["data"], "a mesh of one dimension"
     else:
         facts.is_whole_mesh = False
         facts.unread.append(f"line {node.lineno}: a device mesh whose dimensions have no names")
@@ -314,7 +314,7 @@ def _mesh(node: ast.Call, keywords: Mapping[str, ast.expr], facts: ScriptFacts, 
     for dimension, degree in zip(dimensions, shape.elts, strict=False):
         number, key = value(degree), _DEGREES.get(str(dimension).lower())
         if key is not None and isinstance(number, int) and number > 0:
-            facts.degrees.setdefault(key, Told(number, f"line {node.lineno}: {said.format(dimension)}"))
+            facts.degrees.setdefault(key, Told(number, f"line {node.lineno}: {where.format(dimension)}"))
         else:
             facts.is_whole_mesh = False
             facts.unread.append(f"line {node.lineno}: mesh dimension {dimension!r}, whose size or meaning is not told")

@@ -371,7 +371,11 @@ def plan_result(given: PlanInput, found: Planned, *, carrier: Carrier | None, fi
             *(() if carrier is not None else (nobody(given),)),
         ),
         files=files,
-        planned=PlannedStep(plan=plan, timelines={"before": before.timeline, "after": after.timeline}),
+        planned=PlannedStep(
+            plan=plan,
+            timelines={"before": before.timeline, "after": after.timeline},
+            is_whole=found.gain is not None,
+        ),
     )
 
 

@@ -76,8 +76,8 @@ def plan_toml(
         )
     head = _Head(VERSION, plan.planner, graph_digest(iteration), num_ranks, carrier, job, times)
     is_fsdp2 = isinstance(plan.settings, Fsdp2Settings)
-    held = {"plan": _without_nulls(head), "fsdp2" if is_fsdp2 else "megatron": _without_nulls(plan.settings)}
-    return ((_FSDP2_HEAD if is_fsdp2 else _MEGATRON_HEAD) + tomli_w.dumps(held)).encode()
+    tables = {"plan": _without_nulls(head), "fsdp2" if is_fsdp2 else "megatron": _without_nulls(plan.settings)}
+    return ((_FSDP2_HEAD if is_fsdp2 else _MEGATRON_HEAD) + tomli_w.dumps(tables)).encode()
 
 
 def rewrites_toml(
@@ -127,10 +127,10 @@ def fsdp2_plan(path: Path) -> tuple[Fsdp2Settings, int]:
     Raises:
         JobError: if the file is no plan, or for another carrier.
     """
-    held = _decoded(path)
-    if held.fsdp2 is None:
-        raise JobError(f"plan {str(path)!r} is for {held.plan.carrier or 'no framework'}, not for fsdp2")
-    return held.fsdp2, held.plan.num_ranks
+    file = _decoded(path)
+    if file.fsdp2 is None:
+        raise JobError(f"plan {str(path)!r} is for {file.plan.carrier or 'no framework'}, not for fsdp2")
+    return file.fsdp2, file.plan.num_ranks
 
 
 def check_plan(path: Path, iteration: Iteration, num_ranks: int) -> None:
@@ -148,21 +148,21 @@ def read_plan(path: Path, problem: PlanProblem, num_ranks: int) -> Plan:
     Raises:
         JobError: if the file is missing or no plan, is for another graph or number of ranks, or does what is not legal.
     """
-    held = _decoded(path)
-    rewrites, iteration = _applied(path, held, problem.iteration, num_ranks)
-    if held.fsdp2 is not None:
-        iteration = problem.with_settings(held.fsdp2)
-    if held.megatron is not None:  # of a whole iteration there is no bound
-        bound_s = None
+    file = _decoded(path)
+    rewrites, iteration = _applied(path, file, problem.iteration, num_ranks)
+    if file.fsdp2 is not None:
+        iteration = problem.with_settings(file.fsdp2)
+    if file.megatron is not None or (file.fsdp2 is not None and problem.whole is not None):
+        bound_s = None  # of a whole iteration there is none
     else:
         graph = task_graph(problem)
         bound_s = graph.seconds(lower_bound(graph))
     return Plan(
-        planner=held.plan.planner,
+        planner=file.plan.planner,
         rewrites=rewrites,
         iteration=iteration,
         lower_bound_s=bound_s,
-        settings=held.fsdp2 or held.megatron,
+        settings=file.fsdp2 or file.megatron,
     )
 
 
@@ -175,10 +175,10 @@ def read_rewrites(path: Path, iteration: Iteration, num_ranks: int, *, other_row
     Raises:
         JobError: as `read_plan`.
     """
-    held = _decoded(path)
-    if held.plan.carrier not in (None, Carrier.PROGRAM, Carrier.INDUCTOR):
-        raise JobError(f"plan {str(path)!r} is for {held.plan.carrier}, which takes settings: it rewrites no graph")
-    return _applied(path, held, iteration, num_ranks, other_rows=other_rows)[0]
+    file = _decoded(path)
+    if file.plan.carrier not in (None, Carrier.PROGRAM, Carrier.INDUCTOR):
+        raise JobError(f"plan {str(path)!r} is for {file.plan.carrier}, which takes settings: it rewrites no graph")
+    return _applied(path, file, iteration, num_ranks, other_rows=other_rows)[0]
 
 
 def _check_ranks(path: Path, made_for: int, num_ranks: int) -> None:
@@ -186,33 +186,33 @@ def _check_ranks(path: Path, made_for: int, num_ranks: int) -> None:
         raise JobError(f"plan {str(path)!r} is for {made_for} ranks, this job has {num_ranks}")
 
 
-def _difference(held: _File, iteration: Iteration) -> str:
+def _difference(file: _File, iteration: Iteration) -> str:
     """Where the graph that a plan was made for and a step differ, as far as the plan tells."""
-    if held.fsdp2 is not None and framework_of(iteration) != FSDP2:
+    if file.fsdp2 is not None and framework_of(iteration) != FSDP2:
         return f"a step that FSDP2 issues, this job's {iteration.name!r} is none"
-    if held.fsdp2 is not None and (others := set(held.fsdp2.units) ^ set(units := units_of(visits_of(iteration)))):
-        return f"of {len(held.fsdp2.units)} units, this job's has {len(units)}; {min(others)!r} is in one of them only"
+    if file.fsdp2 is not None and (others := set(file.fsdp2.units) ^ set(units := units_of(visits_of(iteration)))):
+        return f"of {len(file.fsdp2.units)} units, this job's has {len(units)}; {min(others)!r} is in one of them only"
     try:
-        rewritten(iteration, [rewrite_of(table) for table in held.rewrite])
+        rewritten(iteration, [rewrite_of(table) for table in file.rewrite])
     except JobError as error:
         return str(error).removeprefix("a plan for another graph: ")
-    size = f"graph {held.plan.graph}, this job's is {graph_digest(iteration)}"
+    size = f"graph {file.plan.graph}, this job's is {graph_digest(iteration)}"
     return f"all that it names is there, but sizes, other operators or data flow differ ({size})"
 
 
 def _applied(
-    path: Path, held: _File, iteration: Iteration, num_ranks: int, *, other_rows: bool = False
+    path: Path, file: _File, iteration: Iteration, num_ranks: int, *, other_rows: bool = False
 ) -> tuple[tuple[Rewrite, ...], Iteration]:
     """The rewrites, and what they make of the step."""
-    _check_ranks(path, held.plan.num_ranks, num_ranks)
+    _check_ranks(path, file.plan.num_ranks, num_ranks)
     digest = graph_digest(iteration)
-    if held.plan.graph != digest and not other_rows:
-        raise JobError(f"plan {str(path)!r} is for another graph: {_difference(held, iteration)}")
-    if held.fsdp2 is not None and held.fsdp2.units != (units := units_of(visits_of(iteration))):
+    if file.plan.graph != digest and not other_rows:
+        raise JobError(f"plan {str(path)!r} is for another graph: {_difference(file, iteration)}")
+    if file.fsdp2 is not None and file.fsdp2.units != (units := units_of(visits_of(iteration))):
         raise JobError(
-            f"plan {str(path)!r}: fsdp2.units are {', '.join(held.fsdp2.units)}; the step's are {', '.join(units)}"
+            f"plan {str(path)!r}: fsdp2.units are {', '.join(file.fsdp2.units)}; the step's are {', '.join(units)}"
         )
-    rewrites: tuple[Rewrite, ...] = tuple(rewrite_of(table) for table in held.rewrite)
+    rewrites: tuple[Rewrite, ...] = tuple(rewrite_of(table) for table in file.rewrite)
     try:
         return rewrites, rewritten(iteration, rewrites)
     except JobError as error:
@@ -227,11 +227,11 @@ def _decoded(path: Path) -> _File:
     except OSError as error:
         raise JobError(f"plan {str(path)!r} cannot be read: {error.strerror}") from None
     try:
-        held = msgspec.convert(parse_toml(content), _File)
+        file = msgspec.convert(parse_toml(content), _File)
     except UnicodeDecodeError as error:
         raise JobError(f"plan {str(path)!r} is not UTF-8 text (byte {error.start})") from None
     except (msgspec.ValidationError, ValueError) as error:
         raise JobError(f"plan {str(path)!r} is no plan: {str(error).replace('`', '')}") from None
-    if held.plan.version != VERSION:
-        raise JobError(f"plan {str(path)!r} has version {held.plan.version}; this lagom reads version {VERSION}")
-    return held
+    if file.plan.version != VERSION:
+        raise JobError(f"plan {str(path)!r} has version {file.plan.version}; this lagom reads version {VERSION}")
+    return file

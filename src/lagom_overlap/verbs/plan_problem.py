@@ -177,12 +177,12 @@ def _of_job(job: Job, wish: TimesWish, check: Check) -> PlanInput:
     step, layout = trained.issued, trained.layout
     check(step.iteration, layout.num_gpus)
     times = ModelTimes(trained.simulator.price.model, framework=trained.framework)
-    found = _modelled(wish, step.iteration, times, spec.cost.profile)
+    op_times = _modelled(wish, step.iteration, times, spec.cost.profile)
     problem = _problem(
         spec.plan,
         step.iteration,
         trained.cluster,
-        found.times,
+        op_times.times,
         step=step,
         framework=framework_file(trained.rules.name).title,
     )
@@ -193,7 +193,7 @@ def _of_job(job: Job, wish: TimesWish, check: Check) -> PlanInput:
         problem = replace(problem, settings=_settings_of(layout, units), told=partial(_told, problem, trained))
         if not (trained.is_whole and layout.num_micro_batches <= MAX_BUILT):  # else the step is what is simulated
             problem = replace(problem, whole=partial(_whole, trained))
-    return replace(_input(job, problem, problem.unplanned, layout.num_gpus, found), step=trained)
+    return replace(_input(job, problem, problem.unplanned, layout.num_gpus, op_times), step=trained)
 
 
 def _as_estimated(problem: PlanProblem, memory: StageMemory) -> PlanProblem:
@@ -269,9 +269,9 @@ def _placed(job: Job, placed: IssuedStep, cluster: Cluster, wish: TimesWish, che
     """The problem of a captured step that is placed on the job's cluster, under the cost model or a trace."""
     check(placed.iteration, placed.num_ranks)
     model = ModelTimes(job.price_on(cluster))
-    found = _modelled(wish, placed.iteration, model, job.spec.cost.profile)
-    problem = _problem(job.spec.plan, placed.iteration, cluster, found.times, step=placed)
-    return _input(job, problem, placed.issued, placed.num_ranks, found, more=placed.notes)
+    op_times = _modelled(wish, placed.iteration, model, job.spec.cost.profile)
+    problem = _problem(job.spec.plan, placed.iteration, cluster, op_times.times, step=placed)
+    return _input(job, problem, placed.issued, placed.num_ranks, op_times, more=placed.notes)
 
 
 def _checked(capture: IssuedStep) -> IssuedStep:
@@ -333,13 +333,13 @@ def _of_program(job: Job, program: ProgramTable, wish: TimesWish, asked: PlanFla
     )
     measured = from_ranks if is_graph else from_training
     try:
-        found = traced or measured(ranks, placed.iteration)
-        problem = _problem(spec.plan, placed.iteration, cluster, found.times, step=placed)
-        problem = replace(problem, together=found.together, is_blocking=not is_graph)
+        op_times = traced or measured(ranks, placed.iteration)
+        problem = _problem(spec.plan, placed.iteration, cluster, op_times.times, step=placed)
+        problem = replace(problem, together=op_times.together, is_blocking=not is_graph)
     except BaseException:
         ranks.close()
         raise
-    given = _input(job, problem, placed.issued, num_ranks, found, more=capture.notes, ranks=ranks)
+    given = _input(job, problem, placed.issued, num_ranks, op_times, more=capture.notes, ranks=ranks)
     return replace(given, is_program=is_graph, torchs_order=_torchs_order(graph, problem))
 
 
@@ -353,8 +353,8 @@ def _captured(script: Path, function: str, num_ranks: int) -> tuple[IssuedStep, 
 
     try:
         with fake_world(num_ranks):
-            found = load_program(script, function).captured(function)
-            return found.capture, found
+            captured = load_program(script, function).captured(function)
+            return captured.capture, captured
     except TrainingStepError as error:
         build = error.build
     return captured_step(build, num_ranks=num_ranks, name=function, where=str(script)), None

@@ -96,21 +96,21 @@ def prove_by_restarts(
             "COMMAND"
         )
     assert request.config is not None
-    found = given(request.config)
-    check_launch(replace(request, mode=RunMode.FIXED, config=found.path), environment)
+    subject = given(request.config)
+    check_launch(replace(request, mode=RunMode.FIXED, config=subject.path), environment)
     folder = RunFolder.create(request.out, RunMode.PROVE)
-    asked = {"command": request.command, "mode": RunMode.PROVE, "config": found.path, "restarts": most_pairs}
+    asked = {"command": request.command, "mode": RunMode.PROVE, "config": subject.path, "restarts": most_pairs}
     folder.write(RunRecord.now(RunKind.RUN, seed=0, request=asked))
     environment = {**environment, PART_VARIABLE: "1"}
     if environment.get(TABLE_VARIABLE):
-        if found.kind in (GivenKind.PLAN, GivenKind.ENVIRONMENT):
+        if subject.kind in (GivenKind.PLAN, GivenKind.ENVIRONMENT):
             say(f"{TABLE_VARIABLE} of the environment decides in both arms")
         else:
             environment[TABLE_VARIABLE] = ""
             say(f"{TABLE_VARIABLE} of the environment is left out: the default arm runs untouched")
-    runs = _Runs(request, found, folder.path, environment, say, run or _to_its_end)
+    runs = _Runs(request, subject, folder.path, environment, say, run or _to_its_end)
     reason, is_refuted = _run_pairs(runs, most_pairs)
-    result = _result(request, found, runs.pairs, most_pairs, reason, is_refuted=is_refuted)
+    result = _result(request, subject, runs.pairs, most_pairs, reason, is_refuted=is_refuted)
     write_proof(folder.path, result)
     return result, folder.path
 
@@ -221,16 +221,16 @@ def _so_far(pairs: _Pairs) -> str:
 
 
 def _result(
-    request: LaunchRequest, found: Given, pairs: _Pairs, most_pairs: int, ended: str, *, is_refuted: bool
+    request: LaunchRequest, proven: Given, pairs: _Pairs, most_pairs: int, ended: str, *, is_refuted: bool
 ) -> ProofResult:
     judgement = pairs.judgement(most_pairs)
     decision = ProofDecision.REJECT if is_refuted else decision_of(judgement)
     reason = ended or ("" if judgement is None else judgement.sentence())
-    subject, command = str(found.path), shlex.join(request.command)
+    subject, command = str(proven.path), shlex.join(request.command)
     more = most_pairs if ended else min(2 * most_pairs, MOST_PAIRS)  # what was cut off is to be done, not longer
     return ProofResult(
         subject=subject,
-        kind=found.kind,
+        kind=proven.kind,
         way=ProofWay.RESTARTS,
         decision=decision,
         reason=reason,

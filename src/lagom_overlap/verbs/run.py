@@ -363,13 +363,13 @@ def _named(request: LaunchRequest) -> dict[str, str]:
     return named if request.config is None else {**named, CONFIG_VARIABLE: str(request.config.resolve())}
 
 
-def _check_saved(found: Given, mode: RunMode) -> None:
+def _check_saved(config: Given, mode: RunMode) -> None:
     """Refuses what online tuning did not save, and what it saved without settings where these are to be proven."""
-    if found.kind is not GivenKind.SETTINGS:
-        raise JobError(f"--online starts from settings that online tuning saved; {str(found.path)!r} is {found.kind}")
-    saved = _saved(found.path)
+    if config.kind is not GivenKind.SETTINGS:
+        raise JobError(f"--online starts from settings that online tuning saved; {str(config.path)!r} is {config.kind}")
+    saved = _saved(config.path)
     if mode is RunMode.PROVE and not saved.settings:
-        raise JobError(f"{str(found.path)!r} sets nothing: the default was not beaten there, so nothing can be proven")
+        raise JobError(f"{str(config.path)!r} sets nothing: the default was not beaten there, so nothing can be proven")
 
 
 def _saved(path: Path) -> SavedSettings:
@@ -395,10 +395,10 @@ def _saved(path: Path) -> SavedSettings:
     return saved
 
 
-def _fixed(found: Given) -> _Fixed:
+def _fixed(config: Given) -> _Fixed:
     """What is set by something given, and how the ranks take it."""
-    path = found.path
-    match found.kind:
+    path = config.path
+    match config.kind:
         case GivenKind.TUNED:
             # Not at the top, here and below: reading runs and plans needs what makes them, and most launches have none.
             from lagom_overlap.verbs.export import read_deployment  # noqa: PLC0415

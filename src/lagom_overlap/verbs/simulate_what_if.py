@@ -67,7 +67,7 @@ def spent(times: TrainingTimes) -> Spent:
 def simulated_what_ifs(job: JobStep) -> tuple[WhatIf, ...]:
     """The answers for a job, best first."""
     simulator, times = job.simulator, job.times
-    before, found = spent(times), []
+    before, answers = spent(times), []
     collectives = simulator.collectives
     for asked, settings in _of_collectives(simulator.price.model):
         if not any(settings(collective) is not None for collective in collectives):
@@ -76,7 +76,7 @@ def simulated_what_ifs(job: JobStep) -> tuple[WhatIf, ...]:
             after = simulator.times(settings)
         except LagomError:
             continue
-        found.append(what_if(asked, before, spent(after)))
+        answers.append(what_if(asked, before, spent(after)))
     for asked, other in _of_the_job(job):
         if not other.fits:
             continue
@@ -86,10 +86,10 @@ def simulated_what_ifs(job: JobStep) -> tuple[WhatIf, ...]:
             continue
         if job.rules.queues_transfers(job.layout) and job.layout.overlap_p2p is not other.layout.overlap_p2p:
             more_s = QUEUE_ERROR * abs(times.iteration_s - after.iteration_s)
-            found.append(what_if(asked, before, spent(after), more_error_s=more_s, more_error=_OF_QUEUES))
+            answers.append(what_if(asked, before, spent(after), more_error_s=more_s, more_error=_OF_QUEUES))
         else:
-            found.append(what_if(asked, before, spent(after)))
-    return best_first(found)
+            answers.append(what_if(asked, before, spent(after)))
+    return best_first(answers)
 
 
 def spent_of(timeline: Timeline) -> Spent:
@@ -106,13 +106,13 @@ def captured_what_ifs(
 
     `flow` holds the step's data dependences alone, `issued` what the framework waits for, too.
     """
-    simulator, before, found = IterationSimulator(issued, model), spent_of(timeline), []
+    simulator, before, answers = IterationSimulator(issued, model), spent_of(timeline), []
     if (kept := _kept(flow, issued)) is not None:
         after = IterationSimulator(kept, model).timeline({})
         peak = peak_of_spans(kept, {span.name: (span.start_s, span.end_s) for span in after.spans})
         if peak <= model.cluster.gpu.memory_bytes:
             asked = AskedChange(f"{_KEEPS} ({format_memory(peak)} per GPU)", _KEEP_LINE)
-            found.append(what_if(asked, before, spent_of(after)))
+            answers.append(what_if(asked, before, spent_of(after)))
     for asked, settings in _of_collectives(model):
         configs = {op.name: config for op in issued.comms if (config := settings(op.collective)) is not None}
         if not configs:
@@ -121,8 +121,8 @@ def captured_what_ifs(
             after = simulator.timeline(configs)
         except LagomError:
             continue
-        found.append(what_if(asked, before, spent_of(after)))
-    return best_first(found)
+        answers.append(what_if(asked, before, spent_of(after)))
+    return best_first(answers)
 
 
 def _kept(flow: Iteration, issued: Iteration) -> Iteration | None:
@@ -199,10 +199,14 @@ def _of_the_job(job: JobStep) -> Iterator[tuple[AskedChange, JobStep]]:
             asked = AskedChange(f"products leave {carved} SMs free", line, f"[cost] sm_carveout = {carved}")
             yield asked, replace(job, sm_carveout=carved)
     layout = job.layout
-    for found in changes_of(job.rules.name):
-        undone: dict[str, Any] = {key: not value for key, value in found.rules.items()}
-        if layout.data > 1 and any(getattr(job.rules, key) is value for key, value in found.rules.items()):
-            asked = AskedChange(f"as before {found.software} {found.since}", found.avoided_by, found.avoided_by)
+    for release_change in changes_of(job.rules.name):
+        undone: dict[str, Any] = {key: not value for key, value in release_change.rules.items()}
+        if layout.data > 1 and any(getattr(job.rules, key) is value for key, value in release_change.rules.items()):
+            asked = AskedChange(
+                f"as before {release_change.software} {release_change.since}",
+                release_change.avoided_by,
+                release_change.avoided_by,
+            )
             yield asked, replace(job, rules=replace(job.rules, **undone))
     if layout.num_micro_batches * layout.num_chunks > MAX_SLOTS:
         return

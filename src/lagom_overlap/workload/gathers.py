@@ -82,13 +82,13 @@ def gathers_by_group(iteration: Iteration) -> tuple[tuple[CommOp, ...], ...]:
     Gathers of one module with the same bytes and communicator are of one group.
     """
     place = {op.name: number for number, op in enumerate(iteration.ops)}
-    found: dict[tuple[int | None, str, Collective, str], list[CommOp]] = {}
+    by_group: dict[tuple[int | None, str, Collective, str], list[CommOp]] = {}
     for name in sorted(copies_into(iteration), key=place.__getitem__):
         op = iteration.ops[place[name]]
         assert isinstance(op, CommOp), name
         module = op.origin.module.removesuffix("_d")  # a built step says so of what belongs to backward
-        found.setdefault((op.origin.layer, module, op.collective, op.communicator), []).append(op)
-    return tuple(map(tuple, found.values()))
+        by_group.setdefault((op.origin.layer, module, op.collective, op.communicator), []).append(op)
+    return tuple(map(tuple, by_group.values()))
 
 
 def first_need(iteration: Iteration) -> dict[str, int]:

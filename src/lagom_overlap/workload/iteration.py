@@ -95,13 +95,13 @@ def _behind_reads(ops: Sequence[Op]) -> tuple[Op, ...]:
     """The operators, each waiting for the last read of the host before it, if only by way of another behind that."""
     read: tuple[str, ...] = ()  # the last one, if there is any yet
     waiting: set[str] = set()  # the read, and all behind it
-    made: list[Op] = []
+    ordered: list[Op] = []
     for op in ops:
-        made.append(replace(op, deps=(*op.deps, *read)) if waiting.isdisjoint(op.deps) and read else op)
+        ordered.append(replace(op, deps=(*op.deps, *read)) if waiting.isdisjoint(op.deps) and read else op)
         waiting.add(op.name)
         if is_host_read(op):
             read, waiting = (op.name,), {op.name}
-    return tuple(made)
+    return tuple(ordered)
 
 
 _SAY_NOTHING: Final = (
@@ -122,9 +122,9 @@ def graph_digest(iteration: Iteration) -> str:
 
     def line(op: Op) -> tuple[object, ...]:
         what = op.collective.unplaced if isinstance(op, CommOp) else op.work
-        said = repr(what)
+        words = repr(what)
         for nothing in _SAY_NOTHING:
-            said = said.replace(nothing, "")
-        return (op.name, said, sorted(op.deps))
+            words = words.replace(nothing, "")
+        return (op.name, words, sorted(op.deps))
 
     return hashlib.sha256(msgspec.json.encode([line(op) for op in iteration.ops])).hexdigest()[:16]

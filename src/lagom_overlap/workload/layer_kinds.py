@@ -144,16 +144,16 @@ def parse_pattern(pattern: str, where: str) -> tuple[LayerKind, ...]:
     """
     kinds: list[LayerKind] = []
     for word in pattern.split():
-        found = _WORD.fullmatch(word)
-        kind = _kind(found[2], found[3]) if found else None
-        if found is None or kind is None:
+        match = _WORD.fullmatch(word)
+        kind = _kind(match[2], match[3]) if match else None
+        if match is None or kind is None:
             mixers = ", ".join(part for part in Mixer if part is not Mixer.NONE)
             mlps = ", ".join(part for part in Mlp if part is not Mlp.NONE)
             raise JobError(
                 f"{where} has {word[:40]!r}; allowed: a mixer ({mixers}), an MLP ({mlps}), or mixer+MLP, "
                 "and n* before it for n in a row"
             )
-        count = int(found[1] or 1)
+        count = int(match[1] or 1)
         if not 1 <= count <= MAX_LAYERS - len(kinds):
             raise JobError(f"{where} has {word[:40]!r}: must be 1 to {MAX_LAYERS} layers in all")
         kinds += [kind] * count

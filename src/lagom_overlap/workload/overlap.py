@@ -78,7 +78,7 @@ def _on_two_streams(iteration: Iteration) -> Iteration:
     ops: list[Op] = []
     last: dict[str, str] = {}
     for op in iteration.ops:
-        named = dict.fromkeys(found for dep in op.deps for found in waits.get(dep, (dep,)))
+        named = dict.fromkeys(waited for dep in op.deps for waited in waits.get(dep, (dep,)))
         if isinstance(op, CompOp) and op.stream != COMPUTE:
             before = last.get(op.stream)
             waits[op.name] = tuple(named) or (waits[before] if before is not None else ())

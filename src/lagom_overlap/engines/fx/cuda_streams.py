@@ -132,22 +132,22 @@ class CudaStep:
         one.seen.add(where)
         tree_map(lambda leaf: _keep(leaf, streams[where]), one.value)
 
-    def _overwritten(self, node: fx.Node, made: dict[fx.Node, _Made]) -> list[int]:
+    def _overwritten(self, node: fx.Node, values: dict[fx.Node, _Made]) -> list[int]:
         """The storages that a node writes into: a collective may still be reading them."""
         schema = getattr(node.target, "_schema", None)
         if schema is None or not schema.is_mutable:
             return []
         written = [
-            made[given].value
+            values[given].value
             for declared, given in zip(schema.arguments, node.args, strict=False)
             if isinstance(given, fx.Node) and declared.alias_info is not None and declared.alias_info.is_write
         ]
         return [place for value in written for place in _storages(value)]
 
-    def _evaluate(self, node: fx.Node, made: dict[fx.Node, _Made]) -> Any:
+    def _evaluate(self, node: fx.Node, values: dict[fx.Node, _Made]) -> Any:
         if node.op == "get_attr":
             return torch.fx.graph_module._get_attr(self._module, str(node.target))
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda used: made[used].value)
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda used: values[used].value)
         if not is_collective(node):
             return node.target(*args, **kwargs)  # type: ignore[operator]  # an operator
         listed = list(args)

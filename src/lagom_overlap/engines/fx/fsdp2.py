@@ -130,12 +130,13 @@ def _matched(model: nn.Module, settings: Fsdp2Settings, units: Sequence[nn.Modul
                 f"{', '.join(settings.units)}"
             )
         return dict(zip(settings.units, cast("Sequence[FSDPModule]", units), strict=True))
-    found = sharded_units(model)
-    for what, names, others in (("the plan's", settings.units, found), ("the model's", found, settings.units)):
+    its_units = sharded_units(model)
+    for what, names, others in (("the plan's", settings.units, its_units), ("the model's", its_units, settings.units)):
         missing = [name for name in names if name not in others]
         if missing:
             raise JobError(
                 f"apply_fsdp2: {what} unit {missing[0]!r} is none of the other's: the plan has "
-                f"{', '.join(settings.units)}; the model has {', '.join(found)}. Give units=[...] if only names differ"
+                f"{', '.join(settings.units)}; the model has {', '.join(its_units)}. "
+                "Give units=[...] if only names differ"
             )
-    return {name: found[name] for name in settings.units}
+    return {name: its_units[name] for name in settings.units}

@@ -48,9 +48,9 @@ class TrainingSession:
             return build
         plan = schedule(wait=0, warmup=WARM_UP_STEPS, active=command.num_steps, repeat=1)
 
-        def write(held: Any) -> None:
+        def write(profiler: Any) -> None:
             if dist.get_rank() == 0:
-                held.export_chrome_trace(command.path)
+                profiler.export_chrome_trace(command.path)
 
         step = _built(build, self._ranks)
         if isinstance(step, Refused):

@@ -13,66 +13,28 @@ give the same plans.
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from statistics import fmean
 from typing import Final
 
-from lagom_overlap.collective import CommConfig
-from lagom_overlap.collective.sites import RoleCycle, Site, SiteSetting
+from lagom_overlap.collective.sites import RoleCycle, SiteSetting
 from lagom_overlap.online.options import OnlineOptions
 from lagom_overlap.online.payback import Payback
-from lagom_overlap.online.problems import JobProblems, TunedGroup, job_problems
+from lagom_overlap.online.problems import JobProblems, job_problems
 from lagom_overlap.online.program import StepProgram
 from lagom_overlap.online.ranks.check import Check
-from lagom_overlap.online.ranks.messages import UNLIKE, Report, SwitchState, WindowPlan, steps_that_count
-from lagom_overlap.online.ranks.plans import Plans
+from lagom_overlap.online.ranks.known import KnownBefore, earlier_search
+from lagom_overlap.online.ranks.messages import Report, SwitchState, WindowPlan, steps_that_count
+from lagom_overlap.online.ranks.plans import Plans, WindowSizes
 from lagom_overlap.online.ranks.search import Search, StudyFactory
 from lagom_overlap.online.ranks.watch import WATCHED_STEPS, Watch
 from lagom_overlap.results.contest import ContestResult
 from lagom_overlap.tuners.study import Study
-from lagom_overlap.tuners.warm_start import Earlier, WarmStart, earlier_of
-
-
-def earlier_search(job: JobProblems, study: Study) -> tuple[Earlier, ...]:
-    """Every group as a search of this job saw it, finished or not."""
-    return tuple(earlier_of(problem, study.entries) for problem in job.problems)
-
-
-def warm_start(job: JobProblems, searched: Sequence[Earlier], saved: Iterable[SiteSetting]) -> WarmStart | None:
-    """A warm start from an earlier search of this job and from saved settings; None if neither says anything.
-
-    A job that is tuned again after a drift was measured before; a job started with saved settings has what was best
-    elsewhere. Either may be out of date, so the search measures before it believes them (`tuners.warm_start`). Tuners
-    that take no warm start begin cold.
-    """
-    configs = {setting.site: setting.config for setting in saved}
-    from_saved = [
-        Earlier(problem=group.problem, best=best)
-        for group in job.groups.values()
-        if (best := _set(group, configs)) != group.problem.default
-    ]
-    num_runs = sum(len(runs) for earlier in searched for runs in earlier.runs.values())
-    if not num_runs and not from_saved:
-        return None
-    source = f"{num_runs} measurements of this job's earlier search, saved settings of {len(from_saved)} groups"
-    return WarmStart(source=source, earlier=(*searched, *from_saved))
-
-
-def _set(group: TunedGroup, configs: Mapping[Site, CommConfig]) -> tuple[CommConfig, ...]:
-    """The group's assignment under the settings; a collective whose sites disagree keeps its default."""
-    assignment = []
-    for sites, default in zip(group.sites, group.problem.default, strict=True):
-        site_configs = {configs.get(site, default) for site in sites}
-        assignment.append(site_configs.pop() if len(site_configs) == 1 else default)
-    return tuple(assignment)
-
 
 _log = logging.getLogger(__name__)
 
 MAX_VOID: Final = 20
 """Void windows in a row after which the tuner freezes and waits in long windows. Chosen, not measured."""
-MIN_VARIED: Final = 3
-"""Windows whose calls had other sizes before sizes are grouped into classes: fewer may be evaluations."""
 FROZEN_STEPS: Final = 50
 """Steps of a window while ranks disagree, or nothing can be measured: long, because each window costs an agreement."""
 MAX_FREEZES: Final = 20
@@ -84,7 +46,7 @@ class Leader:
 
     `started` are saved settings, by size classes `size_octaves` wide, from a job of these `cycles`: they replace a
     search if the job has all of their sites and is faster with them. A search that is needed anyway may begin with
-    them, and with the measurements of an earlier search (`warm_start`).
+    them, and with the measurements of an earlier search (`KnownBefore`).
     """
 
     def __init__(
@@ -104,17 +66,14 @@ class Leader:
         self._make_study = make_study
         self._num_ranks = num_ranks
         self._route_name = route_name
-        self._started = self._saved = started
-        self._searched: tuple[Earlier, ...] = ()
+        self._known = KnownBefore(started)
+        self._sizes = WindowSizes()
         self._plans = Plans(steps_apart=steps_apart, cycles=cycles, size_octaves=size_octaves)
         self._watch = Watch(self._plans, options)
         self._search: Search | None = None
         self._shapes: int | None = None
         num_timed = len(steps_that_count([0.0] * (options.window_steps - 1)))
         self._payback = Payback(steps_per_pair=2 * num_timed, has_one_clock=has_one_clock)
-        self._found_journal = ""
-        self._varied: list[int] = []
-        self._num_alike = 0
         self._num_void = 0
         self._num_freezes = 0
         self._num_steps = 0
@@ -160,7 +119,7 @@ class Leader:
 
     def offer_journal(self, text: str) -> None:
         """Takes a journal that some rank read; the search resumes from it if it belongs to this job."""
-        self._found_journal = text
+        self._known.journal = text
 
     def next(self, report: Report, programs: Mapping[str, StepProgram], now_s: float) -> WindowPlan:
         """The plan after a window that all ranks report; `programs` holds every program that the report names."""
@@ -202,24 +161,14 @@ class Leader:
         return self._plans.same_again()
 
     def _sizes_vary(self, report: Report) -> bool:
-        """Whether the calls' sizes change from step to step, so that the job needs wider size classes.
-
-        That is so once most windows, at least `MIN_VARIED`, differ in sizes only. An occasional odd step (an
-        evaluation) is just measured again, because narrower classes can be tuned better.
-        """
+        """Whether the calls' sizes change from step to step, so that the job needs wider size classes."""
         if self._plans.state not in (SwitchState.RECORD, SwitchState.SEARCH, SwitchState.FROZEN) or report.octaves < 0:
             return False
-        if report.octaves <= self._plans.size_octaves:
-            self._num_alike += 1
+        wider = self._sizes.wider(report.octaves, self._plans.size_octaves)
+        if wider is None:
             return False
-        self._varied.append(report.octaves)
-        widths = [width for width in self._varied if width != UNLIKE]
-        if len(widths) < MIN_VARIED or 2 * len(widths) <= len(self._varied) + self._num_alike:
-            return False
-        self._plans.size_octaves, self._varied, self._num_alike, self._num_void = max(widths), [], 0, 0
-        if self._started or self._saved:
-            _log.warning("the saved settings are for narrower size classes than this job needs: searching instead")
-        self._started, self._saved, self._searched = (), (), ()
+        self._plans.size_octaves, self._sizes, self._num_void = wider, WindowSizes(), 0
+        self._known.forget_settings()
         return True
 
     # Before and instead of a search. ----------------------------------------------------------------------------------
@@ -249,24 +198,25 @@ class Leader:
         self._plans.set(())
         self._watch.stop()
         if self._search is not None:
-            self._searched, self._search = earlier_search(self._search.job, self._search.study), None
+            self._known.searched, self._search = earlier_search(self._search.job, self._search.study), None
 
     def _again(self, reason: str, report: Report | None = None) -> WindowPlan:
         """The same window once more; after many void ones freezes until something can be measured."""
         self._num_void += 1
         if not self._options.searches and self._options.check_share and self._num_void > MAX_VOID:
             return self._watch.settle((), f"the settings could not be judged: {reason}", self._shapes)
-        if self._started and self._plans.state is SwitchState.RECORD and self._num_void > MAX_VOID:
-            return self._begin_with(self._started, report, f"started with the saved settings, unchecked: {reason}")
+        if self._known.started and self._plans.state is SwitchState.RECORD and self._num_void > MAX_VOID:
+            why = f"started with the saved settings, unchecked: {reason}"
+            return self._begin_with(self._known.started, report, why)
         if self._num_void > MAX_VOID or self._plans.state is SwitchState.FROZEN:
             return self._freeze(reason)
         return self._plans.same_again(reason)
 
     def _begin_with(self, settings: tuple[SiteSetting, ...], report: Report | None, reason: str) -> WindowPlan:
         """Starts with saved settings instead of a search, once; a search after a drift ignores the old journal."""
-        self._found_journal = ""
+        self._known.journal = ""
         if not self._options.check_share:
-            self._started = ()
+            self._known.started = ()
             return self._watch.settle(settings, reason, self._shapes)
         self._num_void = 0
         timed = () if report is None else steps_that_count(report.steps_s)
@@ -278,7 +228,7 @@ class Leader:
         self._num_void = 0
         next_ = self._or_record(self._watch.checked(report))
         if not self._watch.is_checking:
-            self._started = ()
+            self._known.started = ()
         return next_
 
     # What a window told of the job. -----------------------------------------------------------------------------------
@@ -320,12 +270,12 @@ class Leader:
         self._shapes = report.shapes
         job = job_problems(programs[name] for name in report.programs)
         self._payback.arm(report, report.step_s)
-        if started := self._started:
+        if started := self._known.started:
             sites = {site for name in report.programs for site in programs[name].sites_that_can_be_set}
             lacking = [setting.site for setting in started if setting.site not in sites]
             if not lacking:
                 return self._begin_with(started, report, "started with saved settings")
-            self._started = ()
+            self._known.started = ()
             if not self._options.searches:
                 many = f"{len(lacking)} of {len(started)} call sites of the settings are not among this job's calls"
                 return self._watch.settle((), f"nothing is set: {many}", self._shapes)
@@ -346,7 +296,7 @@ class Leader:
             options=options,
             payback=self._payback,
             make_study=self._make_study,
-            warm=warm_start(job, self._searched, self._saved),
+            warm=self._known.warm_start(job),
             steps_left=max(0, options.job_steps - self._num_steps),
         )
         if search.num_verdict_steps > options.most_steps:
@@ -357,6 +307,6 @@ class Leader:
         how = self._num_ranks, options.tuner, options.tuner_options, options.seed, options.num_pairs
         octaves = (self._plans.size_octaves,) if self._plans.size_octaves else ()
         compared = (options.compare,) if options.compare else ()
-        journal, self._found_journal = self._found_journal, ""
+        journal, self._known.journal = self._known.journal, ""
         search.take_up_journal(journal, job.fingerprint(*how, *octaves, *compared), self._route_name)
         return self._or_settle(search, search.next_trial())

@@ -1,10 +1,15 @@
-"""Writes the plans of windows: numbers windows and settings, and includes what the ranks do not have yet."""
+"""Writes the plans of windows: numbers windows and settings, and includes what the ranks do not have yet.
+
+Settings go by size classes; how wide they must be shows in the windows.
+"""
 
 from typing import Final
 
 from lagom_overlap.collective.sites import RoleCycle, SiteSetting
-from lagom_overlap.online.ranks.messages import SETTLED, SwitchState, WindowPlan
+from lagom_overlap.online.ranks.messages import SETTLED, UNLIKE, SwitchState, WindowPlan
 
+MIN_VARIED: Final = 3
+"""Windows whose calls had other sizes before sizes are grouped into classes: fewer may be evaluations."""
 PROBATION_STEPS: Final = 3
 """Steps of a new setting's first window: one to settle, one measured, one while the reports travel."""
 
@@ -74,3 +79,26 @@ class Plans:
         """The last plan once more, for this reason or its own."""
         assert self.last is not None, "nothing to repeat"
         return self.give(self.state, reason or self.reason, self.last.num_steps, self.last.first_measured)
+
+
+class WindowSizes:
+    """The windows of a job whose calls had the sizes of before, and those whose calls had others."""
+
+    def __init__(self) -> None:
+        self._varied: list[int] = []
+        self._num_alike = 0
+
+    def wider(self, octaves: int, size_octaves: int) -> int | None:
+        """The wider classes that the job needs after a window whose sizes lie `octaves` apart; None if it needs none.
+
+        It does once most windows, at least `MIN_VARIED`, differ in sizes only. An occasional odd step (an evaluation)
+        is just measured again, because narrower classes can be tuned better.
+        """
+        if octaves <= size_octaves:
+            self._num_alike += 1
+            return None
+        self._varied.append(octaves)
+        widths = [width for width in self._varied if width != UNLIKE]
+        if len(widths) < MIN_VARIED or 2 * len(widths) <= len(self._varied) + self._num_alike:
+            return None
+        return max(widths)

@@ -214,7 +214,10 @@ class GlooRoute(GroupRoute[_Group]):
         if mark is not None and known.clock is not None:
             handle = known.clock.watch(handle, mark, issued_s)
             self._marks.append((known.step_keys.next_key(kind, num_bytes), mark))
-        return RunWork(handle, mark, finish, results=_results_of(kind, target, len(known.id.ranks)))
+        # A handle that torch made ends by itself, and one that is watched has its thread.
+        is_owed = not isinstance(handle, dist.Work) and (finish is not None or kind is CollectiveKind.ALL_TO_ALL)
+        results = _results_of(kind, target, len(known.id.ranks))
+        return RunWork(handle, mark, finish, is_owed=is_owed, results=results)
 
     @contextmanager
     def noted(
@@ -334,7 +337,7 @@ def _run(
         source = target
     else:
         source = _flat(_as_gloo_takes(kind, tensors[1], is_source=True))
-        if source.data_ptr() == target.data_ptr():  # gloo would read what it has written already
+        if _is_overwritten(kind, source, target, engine.rank):
             source = source.clone()
     handle = engine.run(*row, Buffers(source, target))
     is_copied_by_torch = kind in (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)
@@ -354,6 +357,23 @@ def _run(
             torch.autograd.graph.increment_version(tensors[0])  # what was saved of it for a backward pass is void
 
     return handle, finish
+
+
+def _is_overwritten(kind: CollectiveKind, source: torch.Tensor, target: torch.Tensor, rank: int) -> bool:
+    """Whether one slice may write where another has yet to read: torch's gloo reads all of the input first.
+
+    In place, where a rank's own part of the whole is its source or target, every slice keeps to itself.
+    """
+    begin, end = source.data_ptr(), source.data_ptr() + source.nbytes
+    if begin >= target.data_ptr() + target.nbytes or target.data_ptr() >= end:
+        return False
+    match kind:
+        case CollectiveKind.ALL_GATHER:
+            return begin != target.data_ptr() + rank * source.nbytes
+        case CollectiveKind.REDUCE_SCATTER:
+            return target.data_ptr() != begin + rank * target.nbytes
+        case _:
+            return True
 
 
 def _is_seen_by_autograd(kind: CollectiveKind, target: torch.Tensor, source: torch.Tensor) -> bool:

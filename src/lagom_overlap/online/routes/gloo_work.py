@@ -15,9 +15,42 @@ from lagom_overlap.engines.base import Handle
 from lagom_overlap.online.routes.gloo_clock import ClockMark
 
 
-class RunWork(dist.Work):
-    """A collective of ours in flight, as a framework expects it; what is done after it, is done once.
+class _Run:
+    """A collective of ours, which somebody has to wait for; what is done after it, is done once."""
 
+    def __init__(self, handle: Handle, finish: Callable[[], object] | None) -> None:
+        self._handle = handle
+        self._finish = finish
+        self._waiting = Lock()
+        self.done = Event()
+        self.error: Exception | None = None
+
+    def complete(self) -> None:
+        """Returns when it is over, or raises what it failed with."""
+        with self._waiting:  # whoever comes later waits for the first, not for the call
+            if not self.done.is_set():
+                try:
+                    with torch.no_grad():  # another thread does not have the caller's grad mode
+                        self._handle.wait()
+                        if self._finish is not None:
+                            self._finish()
+                except Exception as error:
+                    self.error = error
+                self.done.set()
+        if self.error is not None:
+            raise self.error
+
+    def complete_quietly(self) -> None:
+        """For a thread that nobody hears."""
+        with contextlib.suppress(Exception):  # `wait` raises it
+            self.complete()
+
+
+class RunWork(dist.Work):
+    """A collective of ours in flight, as a framework expects it.
+
+    A handle that the job drops ends all the same, as torch's own does: a thread waits for it where `is_owed` says that
+    it would not end by itself. (gloo gives up sends and receives whose handles are gone.)
     `results` is what gloo's own handle gives as `result()` and as the value of its future; None where it has neither.
     """
 
@@ -27,17 +60,15 @@ class RunWork(dist.Work):
         mark: ClockMark | None = None,
         finish: Callable[[], object] | None = None,
         *,
+        is_owed: bool = False,
         results: Callable[[], list[torch.Tensor]] | None = None,
     ) -> None:
         super().__init__()
-        self._handle = handle
+        self._run = _Run(handle, finish)
+        self._is_owed = is_owed
         self._mark = mark
-        self._finish = finish
         self._results = results
-        self._waiting = Lock()
-        self._done = Event()
         self._is_joined = False
-        self._error: Exception | None = None
         self._asking = Lock()
         self._asked: Thread | None = None
         self._future: Future[list[torch.Tensor]] | None = None
@@ -51,7 +82,7 @@ class RunWork(dist.Work):
         joined_s = perf_counter()
         if timeout:  # torch passes 0 for none
             self._ask()
-            if not self._done.wait(timeout.total_seconds()):
+            if not self._run.done.wait(timeout.total_seconds()):
                 raise RuntimeError(f"a collective timed out after {timeout.total_seconds()} s")
         self.complete()
         if self._mark is not None and not self._is_joined:
@@ -61,28 +92,23 @@ class RunWork(dist.Work):
 
     def complete(self) -> None:
         """The same for another thread, while the computation goes on."""
-        with self._waiting:  # whoever comes later waits for the first, not for the call
-            if not self._done.is_set():
-                try:
-                    with torch.no_grad():  # another thread does not have the caller's grad mode
-                        self._handle.wait()
-                        if self._finish is not None:
-                            self._finish()
-                except Exception as error:
-                    self._error = error
-                self._done.set()
-        if self._error is not None:
-            raise self._error
+        self._run.complete()
+
+    def __del__(self) -> None:
+        run = getattr(self, "_run", None)
+        if run is not None and self._is_owed and not run.done.is_set():
+            with contextlib.suppress(RuntimeError):  # Python ends
+                Thread(target=run.complete_quietly, name="lagom-dropped", daemon=True).start()
 
     def is_completed(self) -> bool:
         """Whether it is over; gloo cannot be asked that of a call, so from the first question on a thread waits."""
-        if not self._done.is_set():
+        if not self._run.done.is_set():
             self._ask()
-        return self._done.is_set()
+        return self._run.done.is_set()
 
     def is_success(self) -> bool:
         """Whether it is over and went well; errors are raised by `wait`."""
-        return self._done.is_set() and self._error is None
+        return self._run.done.is_set() and self._run.error is None
 
     def result(self) -> list[torch.Tensor]:
         """The outputs, once it is complete."""
@@ -114,9 +140,5 @@ class RunWork(dist.Work):
     def _ask(self) -> None:
         with self._asking:
             if self._asked is None:
-                self._asked = Thread(target=self._complete_quietly, name="lagom-asked", daemon=True)
+                self._asked = Thread(target=self._run.complete_quietly, name="lagom-asked", daemon=True)
                 self._asked.start()
-
-    def _complete_quietly(self) -> None:
-        with contextlib.suppress(Exception):  # `wait` raises it
-            self.complete()

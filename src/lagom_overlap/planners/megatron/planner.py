@@ -161,7 +161,7 @@ def _step_and_slot(
 
 def pipelined(index: StepIndex, roles: Roles, num_splits: int, rs_dgrad: bool) -> list[Split]:
     """A split for every gather and scatter that has a product next to it whose rows divide."""
-    found = []
+    rewrites = []
     for name in roles.names(MegatronRole.ACTIVATION) + (roles.names(MegatronRole.INPUT_GRADIENT) if rs_dgrad else []):
         comm = index.ops[name]
         assert not isinstance(comm, CompOp), name
@@ -175,8 +175,8 @@ def pipelined(index: StepIndex, roles: Roles, num_splits: int, rs_dgrad: bool) -
         products = [link for link in (_rows_of(index, n) for n in neighbours) if link is not None]
         links = divisible(index, tuple(products[:1]), num_splits, from_end=not gathers)
         if links:
-            found.append(Split(name, 0, num_splits, () if gathers else links, links if gathers else ()))
-    return found
+            rewrites.append(Split(name, 0, num_splits, () if gathers else links, links if gathers else ()))
+    return rewrites
 
 
 def _rows_of(index: StepIndex, name: str) -> ChainLink | None:
@@ -190,13 +190,13 @@ def _rows_of(index: StepIndex, name: str) -> ChainLink | None:
 def bucket_sizes(elements: Sequence[int], bucket_elements: int) -> list[list[int]]:
     """Which parameters (by place in backward order) share a bucket."""
     buckets: list[list[int]] = [[]]
-    held = 0
+    filled = 0
     for place, size in enumerate(elements):
         buckets[-1].append(place)
-        held += size
-        if held >= bucket_elements:
+        filled += size
+        if filled >= bucket_elements:
             buckets.append([])
-            held = 0
+            filled = 0
     return [bucket for bucket in buckets if bucket]
 
 
@@ -218,12 +218,14 @@ def _runs(index: StepIndex) -> Iterator[list[CommOp]]:
 
 def bucket_rewrites(index: StepIndex, bucket_elements: int, element_bytes: int) -> list[Fuse]:
     """The fusions that make buckets; gradients have `element_bytes` each."""
-    found = []
+    rewrites = []
     for run in _runs(index):
         elements = [op.collective.num_bytes // element_bytes for op in run]
         for bucket in bucket_sizes(elements, bucket_elements):
-            found += [Fuse(part) for part in _unordered(index, [run[place].name for place in bucket]) if len(part) > 1]
-    return found
+            rewrites += [
+                Fuse(part) for part in _unordered(index, [run[place].name for place in bucket]) if len(part) > 1
+            ]
+    return rewrites
 
 
 def _unordered(index: StepIndex, names: Sequence[str]) -> Iterator[tuple[str, ...]]:
@@ -296,19 +298,19 @@ class Megatron:
     def _rewrites(self, problem: PlanProblem) -> list[Rewrite]:
         index = StepIndex(problem.iteration)
         roles = Roles.find(index)
-        found: list[Rewrite] = []
+        rewrites: list[Rewrite] = []
         if problem.exact:
-            return found
+            return rewrites
         gradients = index.gradient_comms
         if gradients and self.flags.is_first_stage:
             size = self.flags.bucket_elements
             size = size or default_bucket_elements(max(op.collective.num_ranks for op in gradients))
-            found += bucket_rewrites(index, size, self.gradient_bytes)
+            rewrites += bucket_rewrites(index, size, self.gradient_bytes)
         elif gradients:
-            found += bucket_rewrites(index, 1 << 62, self.gradient_bytes)
+            rewrites += bucket_rewrites(index, 1 << 62, self.gradient_bytes)
         if self.flags.tensor_overlap is TensorOverlap.PIPELINED:
-            found += pipelined(index, roles, self.flags.tensor_splits, self.flags.rs_dgrad)
-        return found
+            rewrites += pipelined(index, roles, self.flags.tensor_splits, self.flags.rs_dgrad)
+        return rewrites
 
     def _gather_waits(self, index: StepIndex) -> tuple[tuple[str, str], ...]:
         """Gather k + 1 is launched when gather k was waited for: it has ended, and its first user is next."""
@@ -350,11 +352,11 @@ class Megatron:
         copies = copies_into(index.iteration)
         firsts = {name: min(ranks[user] for user in index.followers[name]) for name in copies}
         gathers = sorted(copies, key=firsts.__getitem__)
-        found: dict[str, float] = {}
+        rank_of: dict[str, float] = {}
         for number, name in enumerate(gathers):
             ahead = gathers[max(0, number - 1)] if self.flags.overlap_param_gather else name
-            found |= dict.fromkeys((*copies[name], name), firsts[ahead] - 0.25)
-        return found
+            rank_of |= dict.fromkeys((*copies[name], name), firsts[ahead] - 0.25)
+        return rank_of
 
     def _streams(self, index: StepIndex, roles: Roles) -> dict[str, str]:
         compute = compute_stream(index.iteration)

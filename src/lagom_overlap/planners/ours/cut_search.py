@@ -68,19 +68,23 @@ def _gain(problem: PlanProblem, cutter: Cutter, task: int, cut: Cut) -> int:
 def _cuts(problem: PlanProblem, index: StepIndex, op: CommOp) -> list[Cut]:
     """Per side the cuts along the first axis that has a chain."""
     shards, seconds = op.shards, problem.times.seconds
-    found: dict[str, list[Cut]] = {}
+    cuts_by_place: dict[str, list[Cut]] = {}
     for axis, combine in enumerate(shards.combine if shards is not None else ()):
         assert shards is not None, op.name
-        if not isinstance(combine, Gather) or len(found) == 2 or shards.sizes[axis] % FACTORS[0]:
+        if not isinstance(combine, Gather) or len(cuts_by_place) == 2 or shards.sizes[axis] % FACTORS[0]:
             continue
         context = context_of(index, op, axis, seconds, seconds(op))
         before = divisible(index, context.before, FACTORS[0], from_end=True)
         after = divisible(index, context.after, FACTORS[0], from_end=False)
         if before:
-            found.setdefault("before", [Cut(axis, 1, before=links) for links in _long_and_short(index, before, True)])
+            cuts_by_place.setdefault(
+                "before", [Cut(axis, 1, before=links) for links in _long_and_short(index, before, True)]
+            )
         if after:
-            found.setdefault("after", [Cut(axis, 1, after=links) for links in _long_and_short(index, after, False)])
-    return [cut for cuts in found.values() for cut in cuts]
+            cuts_by_place.setdefault(
+                "after", [Cut(axis, 1, after=links) for links in _long_and_short(index, after, False)]
+            )
+    return [cut for cuts in cuts_by_place.values() for cut in cuts]
 
 
 def _long_and_short(index: StepIndex, links: tuple[ChainLink, ...], from_end: bool) -> list[tuple[ChainLink, ...]]:

@@ -155,7 +155,7 @@ class _Model:
         self._model.minimize(sum(self._cost))
 
     def _options(self) -> None:
-        made: dict[str, dict[Layout, list[cp_model.IntVar]]] = defaultdict(lambda: defaultdict(list))
+        variables_of: dict[str, dict[Layout, list[cp_model.IntVar]]] = defaultdict(lambda: defaultdict(list))
         for node, kind in zip(self._problem.nodes, self._kind_of, strict=True):
             if kind not in self.option:
                 self.option[kind] = [self._model.new_bool_var("") for _ in node.options]
@@ -170,10 +170,10 @@ class _Model:
                     self._preferred += uncut
                 self._cost.append(ticks * variable)
                 for value, layout in option.makes:
-                    made[value][layout].append(variable)
+                    variables_of[value][layout].append(variable)
         self._made = {
             value: {layout: cp_model.LinearExpr.sum(variables) for layout, variables in layouts.items()}
-            for value, layouts in made.items()
+            for value, layouts in variables_of.items()
         }
 
     def _conversions(self) -> None:
@@ -224,7 +224,7 @@ class _Model:
                 asking[layout].append(cp_model.LinearExpr.sum(variables))
             asked.append(tuple(by_layout))
         whole = self._problem.program.values[value]
-        found: dict[Layout, dict[Layout, cp_model.IntVar]] = {}
+        ways_into: dict[Layout, dict[Layout, cp_model.IntVar]] = {}
         for layout, askers in asking.items():
             ways = {
                 before: self._model.new_bool_var("")
@@ -235,11 +235,13 @@ class _Model:
                 self._model.add(variable <= self._made[value][before])
             for asker in askers:
                 self._model.add(sum(ways.values()) >= asker)
-            found[layout] = ways
+            ways_into[layout] = ways
         for layouts in asked:  # implied for whole numbers, not for the relaxation: each reader is served by some way
-            for before, made in self._made[value].items():
-                self._model.add(sum(found[layout][before] for layout in layouts if before in found[layout]) >= made)
-        return found
+            for before, from_before in self._made[value].items():
+                self._model.add(
+                    sum(ways_into[layout][before] for layout in layouts if before in ways_into[layout]) >= from_before
+                )
+        return ways_into
 
     def begin_with(self, choice: Sequence[int]) -> None:
         """Gives the solver a whole solution."""
@@ -283,7 +285,7 @@ class _Model:
                 if option.resident_bytes:
                     terms.append(-(-option.resident_bytes // 1024) * variable)
         for value in lifetimes.held(moment):
-            terms += [kib(value, layout) * made for layout, made in self._made[value].items()]
+            terms += [kib(value, layout) * layout_variable for layout, layout_variable in self._made[value].items()]
         for value, part in lifetimes.copies_held(moment):
             for (of_value, of_part, layout), ways in self._ways(value, part):
                 del of_value, of_part

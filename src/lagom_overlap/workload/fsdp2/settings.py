@@ -11,7 +11,7 @@ from lagom_overlap.workload.fsdp2.hooks import prefetched
 
 MAX_PREFETCH = 64
 MAX_REDUCE_BUFFERS = 64
-"""Chosen: more hold the whole model, which `kept_units` says."""
+"""Chosen: a list or queue of more units is a whole model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

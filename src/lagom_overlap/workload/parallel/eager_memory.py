@@ -119,8 +119,8 @@ class StepSizes:
         if self.is_whole:
             return 0
         kept, ahead = max(0, self.kept_layers - passed * self.layer), self.ahead * self.layer
-        found = max(kept, at_work * self.layer) + ahead if self.has_list else max(kept, at_work * self.layer + ahead)
-        return min(found, max(self.layer, self.layers - passed * self.layer))
+        size = max(kept, at_work * self.layer) + ahead if self.has_list else max(kept, at_work * self.layer + ahead)
+        return min(size, max(self.layer, self.layers - passed * self.layer))
 
     @property
     def gathered_last(self) -> int:
@@ -215,47 +215,47 @@ def moments(sizes: StepSizes, facts: EagerStep) -> tuple[Moment, ...]:
     logits = 2 * s.logits * facts.keeps_logits + WORKSPACE_BYTES
     update = 4 * s.own * facts.runs_update * s.is_trained
     always = 0
-    whole, scatters, made = b * (s.params if s.is_whole else s.root), s.reduced_bytes, b
+    whole, scatters, copies = b * (s.params if s.is_whole else s.root), s.reduced_bytes, b
     if facts.in_buckets:
         always = s.reduced_bytes * s.params
         # Copies for products live as long as autograd or the forward that made them.
         whole = always + (b * s.copied if facts.autocasts else 0)
-        scatters = made = 0
+        scatters = copies = 0
     shard = 4 * (s.params if facts.in_buckets or s.holds_gradients_whole else s.own) * s.is_trained
     early = shard if s.accumulates else 0
     normed = 2 * b * s.rows
     loss = loss_bytes(facts, is_cut=s.is_loss_cut) * s.logits + normed + WORKSPACE_BYTES
-    held = whole + b * s.kept_embedding
+    gathered = whole + b * s.kept_embedding
     apart = 0 if s.root or s.is_whole else s.head  # the head's own parameters, kept or gathered again
-    rooted = made * s.root
+    rooted = copies * s.root
     head = (
         max(2 * s.logits + b * apart, 0 if s.root else scatters * s.head)
-        + made * s.head
+        + copies * s.head
         + b * s.gathered(at_work=0)
         + normed
     )
     # A layer is fullest when the gradients of its MLP are made and what they were made of is not yet gone.
-    inside = logits + made * s.made + s.inside_bytes
+    inside = logits + copies * s.made + s.inside_bytes
     kept = s.kept_bytes + s.again_bytes
 
     return (
-        Moment(early, s.kept_bytes - s.layer_bytes, held + b * s.gathered_forward),
-        Moment(early, s.kept_bytes, held + b * (s.kept_layers + s.kept_head) + loss),
-        Moment(early, s.kept_bytes, held + logits + head),
+        Moment(early, s.kept_bytes - s.layer_bytes, gathered + b * s.gathered_forward),
+        Moment(early, s.kept_bytes, gathered + b * (s.kept_layers + s.kept_head) + loss),
+        Moment(early, s.kept_bytes, gathered + logits + head),
         *(
             Moment(
                 early + (0 if s.accumulates or not passed else shard * (s.head + passed * s.layer) // max(1, s.params)),
                 kept - passed * s.layer_bytes,
-                held + rooted + inside + b * s.gathered(at_work=1, passed=passed) + scatters * s.reducing(passed),
+                gathered + rooted + inside + b * s.gathered(at_work=1, passed=passed) + scatters * s.reducing(passed),
             )
             for passed in range(1 + min(s.reduce_buffers, s.num_layers))
         ),
         Moment(
             shard,
             s.layer_bytes + s.again_bytes,
-            held + rooted + inside + b * s.gathered_last + scatters * s.reduce_buffers * s.layer,
+            gathered + rooted + inside + b * s.gathered_last + scatters * s.reduce_buffers * s.layer,
         ),
-        Moment(shard, 0, whole + logits + (made + scatters) * s.embedding + scatters * s.reduce_buffers * s.layer),
+        Moment(shard, 0, whole + logits + (copies + scatters) * s.embedding + scatters * s.reduce_buffers * s.layer),
         Moment(4 * s.own * s.is_trained if not facts.in_buckets else shard, 0, always + update + WORKSPACE_BYTES),
     )
 

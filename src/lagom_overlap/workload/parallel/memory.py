@@ -58,8 +58,8 @@ class StageMemory:
     @property
     def total_bytes(self) -> int:
         """All that is allocated."""
-        held = self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes + self.activation_bytes
-        return held + self.transient_bytes
+        lasting_bytes = self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes + self.activation_bytes
+        return lasting_bytes + self.transient_bytes
 
     @property
     def reserved_bytes(self) -> int:
@@ -137,8 +137,10 @@ def _inner_columns(model: TransformerModel, kind: LayerKind, again: Sequence[Rec
     whole = 0
     if model.latent is not None:
         a = model.latent
-        made = 0 if RecomputeModule.MLA_UP_PROJ in again else 3 * a.qk_head_dim + 2 * a.v_head_dim - a.qk_rope_head_dim
-        columns[Mixer.LATENT] = model.num_heads * (made + a.v_head_dim)
+        kept_columns = (
+            0 if RecomputeModule.MLA_UP_PROJ in again else 3 * a.qk_head_dim + 2 * a.v_head_dim - a.qk_rope_head_dim
+        )
+        columns[Mixer.LATENT] = model.num_heads * (kept_columns + a.v_head_dim)
         whole = a.down_columns if kind.mixer is Mixer.LATENT else 0
     if model.mamba is not None:
         m = model.mamba

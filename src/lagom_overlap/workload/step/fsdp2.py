@@ -175,12 +175,12 @@ class Fsdp2Issuer:
     def _add(self, unit: ParamUnit, batch: int) -> None:
         """Whole gradients of micro-batches are added; the first one is cast where it is reduced in another format."""
         comms, precision = self._comms, self._comms.shape.precision
-        made, summed = precision.gradient.num_bytes, precision.reduction.num_bytes
+        gradient_bytes, summed = precision.gradient.num_bytes, precision.reduction.num_bytes
         before = self._sums.get(unit.key, ())
-        if not before and made == summed:
+        if not before and gradient_bytes == summed:
             self._sums[unit.key] = tuple(unit.gradients)
             return
-        moved = made + 2 * summed if before else made + summed
+        moved = gradient_bytes + 2 * summed if before else gradient_bytes + summed
         origin = comms.origin(unit, Phase.BACKWARD, batch, "accumulate")
         name = f"mb{batch}.{unit.key}.accumulate"
         self._sums[unit.key] = (comms.copy(name, unit.num_params * moved, origin, (*unit.gradients, *before)),)

@@ -333,19 +333,19 @@ class StepOps:
         partial, weight.partial = weight.partial, []
         return (*(() if self._layout.zero_stage == 3 else weight.gradients[-1:]), *partial)
 
-    def _gradient(self, name: str, made: str, before: Sequence[str]) -> None:
+    def _gradient(self, name: str, gradient: str, before: Sequence[str]) -> None:
         """Notes a weight's gradient, added to those before by a kernel of its own where no product does that."""
         weight = self._weights[name]
         if name in self.silent:
-            weight.partial.append(made)
+            weight.partial.append(gradient)
             return
         if self._shape.accumulation is Accumulation.ADDED:
             origin = self._origin(WEIGHT, name)
             # The new one and the sum read, the sum written.
             work = MemoryBound(3 * self._element_bytes * weight.num_params)
-            made = self._graph.comp(self._name(f"{name}_sum"), work, origin, (made, *before))
-        weight.gradients.append(made)
-        self.on_gradient(weight, made)
+            gradient = self._graph.comp(self._name(f"{name}_sum"), work, origin, (gradient, *before))
+        weight.gradients.append(gradient)
+        self.on_gradient(weight, gradient)
 
     @staticmethod
     def _cuttable(weight: Weight, spec: ShardSpec) -> ShardSpec | None:
@@ -506,5 +506,5 @@ def _parts(weight: Weight, outputs: int | None = None) -> list[tuple[str, int]]:
     return [("", weight.outputs if outputs is None else outputs)]
 
 
-def _ignore(weight: Weight, made: str) -> None:
+def _ignore(weight: Weight, gradient: str) -> None:
     """Nobody asked when a gradient is ready."""

@@ -88,7 +88,7 @@ class StageBuild:
         """Has the framework told of each weight's gradient."""
         unit_of = {weight.name: unit for unit in units for weight in unit.weights}
 
-        def on_gradient(weight: Weight, made: str) -> None:
+        def on_gradient(weight: Weight, gradient: str) -> None:
             self._issuer.gradient(unit_of[weight.name], weight, batch)
 
         ops.on_gradient = on_gradient

@@ -116,9 +116,9 @@ class _Recorder(StepGraph):
         """Outside, these are computations."""
         self._streams |= dict.fromkeys(names, COMPUTE)
 
-    def gradient(self, weight: Weight, made: str) -> None:
+    def gradient(self, weight: Weight, gradient: str) -> None:
         """A matrix's gradient is ready: whoever listens may issue something here."""
-        self._gradients.append((weight.name, made))
+        self._gradients.append((weight.name, gradient))
         if self._cuts:
             self._cut()
 
