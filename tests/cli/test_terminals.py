@@ -67,6 +67,18 @@ def test_no_line_break_parts_a_number_from_its_unit(monkeypatch, width):
     assert not [line for line in lines if re.search(r"\d\s*$", line)]
 
 
+@pytest.mark.parametrize("width", range(24, 60))
+def test_no_line_break_parts_a_verb_or_a_page_from_what_is_typed_before_it(monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    text = (
+        "How far off the model is: lagom docs accuracy. Predicted by lagom simulate, not measured; a lagom is enough."
+    )
+    lines = printed(monkeypatch, "utf-8", Text(text)).splitlines()
+    assert " ".join(" ".join(lines).split()) == text
+    assert [line for line in lines if "lagom docs accuracy." in line]
+    assert [line for line in lines if "lagom simulate," in line]
+
+
 JOB = """
 [job]
 name = "a job with quite a long name for a terminal of sixty columns"

@@ -182,3 +182,19 @@ def test_what_is_shown_fits_the_terminal(width: int, here: Path, monkeypatch: py
     shown = capsys.readouterr().out.splitlines()
     assert max(map(len, shown)) <= width
     assert "[parallel] fsdp = 8" in shown
+
+
+def test_trials_of_several_groups_say_which_and_those_of_one_do_not(here: Path) -> None:
+    result = lagom_overlap.simulate("model.toml", out="run")
+    assert result.files
+    row = {"configs": {}, "reason": "so", "priorities": {}, "measured": None, "failure": "it failed"}
+    step = {"number": 0, "kind": "search"}
+    journal = Path("run", "journal.0.jsonl")
+    journal.write_text("{}\n" + json.dumps({**step, "groups": {"gather": row, "scatter": row}}) + "\n")
+    said = run_show(Path("run")).said
+    for line in ("group 2: scatter", "trial 0, group 1: so: it failed", "trial 0, group 2: so: it failed"):
+        assert line in said
+    journal.write_text("{}\n" + json.dumps({**step, "groups": {"gather": row}}) + "\n")
+    said = run_show(Path("run")).said
+    assert "trial 0: so: it failed" in said
+    assert not [line for line in said if line.startswith("group ")]

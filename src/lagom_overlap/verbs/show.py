@@ -184,19 +184,27 @@ class _Line(msgspec.Struct, frozen=True):
 
 
 def _searched(path: Path) -> list[str]:
-    """The trials of an online search, from its journal: why, how long, and Lagom's H where the tuner has it."""
+    """The trials of an online search, from its journal: why, how long, and Lagom's H where the tuner has it.
+
+    Groups are numbered where there are several: their names, which come first, would fill each line.
+    """
     journals = sorted(path.glob("journal.*.jsonl"))
     if not journals:
         return []
-    decoder, lines = msgspec.json.Decoder(_Line), []
+    decoder = msgspec.json.Decoder(_Line)
+    groups, trials, lines = dict[str, int](), list[tuple[int, int, str]](), list[str]()
     try:
         for text in read_regular(journals[0], MAX_BUNDLE_BYTES).splitlines()[1:]:
             line = decoder.decode(text)
             if line.kind is StepKind.SEARCH:
-                lines += [f"trial {line.number}: {_trial(row)}" for row in line.groups.values()]
+                for name, row in line.groups.items():
+                    trials.append((line.number, groups.setdefault(name, len(groups) + 1), _trial(row)))
     except (OSError, ValueError) as error:  # msgspec's are ValueErrors
         lines.append(f"the journal {journals[0].name} cannot be read to its end: {error}")
-    return lines
+    several = len(groups) > 1
+    named = [f"group {group}: {name}" for name, group in groups.items()] if several else []
+    found = [f"trial {number}{f', group {group}' if several else ''}: {words}" for number, group, words in trials]
+    return [*named, *found, *lines]
 
 
 def _trial(row: GroupRow) -> str:
