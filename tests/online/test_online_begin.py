@@ -317,7 +317,7 @@ def test_deterministic_holds_for_saved_settings_too(
     assert "were found under ProcessGroupGloo of torch 9.9, this job runs ProcessGroupNCCL2" in caplog.text
     World(monkeypatch, 0)
     started = OnlineTuner(online.nn.Linear(1, 1), route=SimulatedRoute(0, 2), config=path, deterministic=True)
-    assert started._member._leader._started == (SETTING,)
+    assert started._member._leader._known.started == (SETTING,)
     assert "1 of 2 saved settings are left out, they could reorder a reduction" in caplog.text
     alone = SiteSetting(Site(replace(scatter, num_ranks=1), 0), CommConfig(num_channels=8))
     write_saved(path, msgspec.structs.replace(saved, settings=(alone,)))
