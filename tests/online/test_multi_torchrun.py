@@ -107,10 +107,10 @@ def test_compare_runs_its_tuners_on_two_machines_whose_names_do_not_resolve(tmp_
 
 def test_a_slip_on_rank_0_ends_the_command_on_every_machine(tmp_path: Path, networks: Any) -> None:
     (tmp_path / "job.toml").write_text(JOB.format(ranks=2))
-    lagom = ["tune", str(tmp_path / "job.toml"), "--out", str(tmp_path / "run")]
-    codes = finish(start_ranks(networks(2), tmp_path, ipv4(0), lagom))
-    assert 0 not in codes, words(tmp_path)
-    assert "started 4 ranks" in (tmp_path / "node.0.err").read_text()
+    lagom = ["-m", "lagom_overlap", "tune", str(tmp_path / "job.toml"), "--out", str(tmp_path / "run")]
+    codes = finish(start(networks(2), tmp_path, [[*how, *lagom] for how in torchrun(ipv4(0))]))
+    assert 0 not in codes, words(tmp_path)  # its launcher ends the ranks that wait for rank 0
+    assert "started 4 ranks" in (tmp_path / "node0.err").read_text()
     assert not (tmp_path / "run").exists()
 
 
