@@ -489,17 +489,27 @@ def _refuse(exchange: Exchange, name: str, why: str) -> None:
 def tell_others(say: Callable[[Store, int, str, str], None]) -> None:
     """By the job's store, for whoever asks why a rank does not come; a job whose store is lost has other worries.
 
-    Only ranks of `lagom run` ask.
+    Only ranks of `lagom run` ask. A store that does not answer, or whose connection a wait of ours still holds, is not
+    waited for: this may be called because of that.
     """
     if (mode := os.environ.get(MODE_VARIABLE)) is None:
         return
     if is_disabled():
         mode = f"off ({DISABLE_VARIABLE} is set)"
+    telling = BoundedCalls("lagom-tell")
     try:
         store = dist.PrefixStore("lagom/here", _get_default_store())  # type: ignore[attr-defined]  # as below
-        say(cast("Store", store), dist.get_rank(), mode, __version__)
+        word = partial(say, cast("Store", store), dist.get_rank(), mode, __version__)
+        try:
+            said = telling.start(word)
+        except RuntimeError:  # no thread can be had, and so none of ours waits at the store
+            word()
+        else:
+            said.result(min(OnlineOptions().timeout_s, longest_wait_s()))
     except Exception as error:
         _log.debug("the others do not hear whether this rank is here: %s", error)
+    finally:
+        telling.close()
 
 
 def roll_call(num_ranks: int, timeout_s: float) -> Callable[[], str]:
