@@ -58,7 +58,7 @@ class Payback:
         if self.has_one_clock:
             cost += f" and cost {format_seconds(self.cost_s)}"
         if verdict is None:
-            return f"nothing was changed, because the search ended without a comparison with the default; {cost}"
+            return f"nothing was changed: no settings tried were faster than the default; {cost}"
         if verdict.judgement is None:
             return f"nothing was changed, because the best settings found failed when compared with the default; {cost}"
         compared = verdict.judgement.sentence(steps_per_pair=self.steps_per_pair)

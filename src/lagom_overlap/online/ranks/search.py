@@ -117,6 +117,9 @@ class Search:
             if out_of_steps or self._payback.elapsed_s + rest * self._payback.base_s > options.most_seconds:
                 study.stop_search()
         step = study.next()
+        if step is not None and step.kind is StepKind.VERDICT and self._ends_with_the_default:
+            study.skip_verdict()
+            step = None
         if step is None:
             return None
         self._assignments |= step.assignments
@@ -132,6 +135,11 @@ class Search:
             return self._plans.give(state, reason, PROBATION_STEPS, 1)
         # Whole steps judge: none of them is measured.
         return self._plans.give(state, reason, options.window_steps, 1 if is_search else options.window_steps)
+
+    @property
+    def _ends_with_the_default(self) -> bool:
+        """Whether a verdict would only compare the untouched job with itself."""
+        return not self._options.compare and dict(self.study.recommended) == self.job.default
 
     def why_void(self, report: Report) -> str:
         """Why the window of a trial or of the verdict has to be repeated; empty if it is complete."""
