@@ -195,8 +195,8 @@ class Ours:
         is_worse = left.is_better_than(best) and simulation_of(problem) is Simulation.CONTENTION
         if settings is not None and _judged(problem, settings).is_better_than(left if is_worse else best):
             gain = 1.0 - best.makespan_s / left.makespan_s
-            orders = f"The best order found takes {format_percent(gain)} off the step." if gain > 0 else _NO_ORDER
-            return replace(settings, notes=(orders, *_without_work(settings)))
+            note = f"The best order found takes {format_percent(gain)} off the step." if gain > 0 else _NO_ORDER
+            return replace(settings, notes=(note, *_without_work(settings)))
         if is_worse:
             took = f"{format_seconds(best.makespan_s)}, the step as it is issued {format_seconds(left.makespan_s)}"
             return replace(unplanned, notes=(f"No gain: with contention the best order found takes {took}.",))
