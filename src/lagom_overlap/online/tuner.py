@@ -474,13 +474,13 @@ def _refuse(exchange: Exchange, name: str, why: str) -> None:
             exchange.veto(window, words)
     except StoreLost as error:
         if isinstance(error.__cause__, Overdue):
-            return  # the job's own connection need not answer either, and what asks here cannot stop waiting
+            return  # the job's own connection need not answer either, and one wait more is one too many
         # Without a thread or a connection of ours the job's own connection does: it has no wait of ours before it.
         with contextlib.suppress(Exception):
             store = dist.PrefixStore(f"lagom/{name}", _get_default_store())  # type: ignore[attr-defined]  # as below
             for window in windows:
                 plan = WindowPlan(window=window, state=SwitchState.OFF, reason=words)
-                store.compare_set(f"plan/{window}", "", encode(plan))
+                _by_the_jobs_store(partial(store.compare_set, f"plan/{window}", "", encode(plan)))
     finally:
         exchange.close()
     tell_others(partial(say_off, why=why))
@@ -496,18 +496,26 @@ def tell_others(say: Callable[[Store, int, str, str], None]) -> None:
         return
     if is_disabled():
         mode = f"off ({DISABLE_VARIABLE} is set)"
-    telling = BoundedCalls("lagom-tell")
     try:
         store = dist.PrefixStore("lagom/here", _get_default_store())  # type: ignore[attr-defined]  # as below
-        word = partial(say, cast("Store", store), dist.get_rank(), mode, __version__)
-        try:
-            said = telling.start(word)
-        except RuntimeError:  # no thread can be had, and so none of ours waits at the store
-            word()
-        else:
-            said.result(min(OnlineOptions().timeout_s, longest_wait_s()))
+        _by_the_jobs_store(partial(say, cast("Store", store), dist.get_rank(), mode, __version__))
     except Exception as error:
         _log.debug("the others do not hear whether this rank is here: %s", error)
+
+
+def _by_the_jobs_store(word: Callable[[], object]) -> None:
+    """Says something by the job's own connection, in a thread where one can be had: without, none of ours waits there.
+
+    Raises:
+        Exception: the store's, or that it did not answer in time.
+    """
+    telling = BoundedCalls("lagom-tell")
+    try:
+        said = telling.start(word)
+    except RuntimeError:
+        word()
+    else:
+        said.result(min(OnlineOptions().timeout_s, longest_wait_s()))
     finally:
         telling.close()
 
