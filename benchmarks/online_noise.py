@@ -439,7 +439,7 @@ def run(kind: str, noise: str, seed: int, num_steps: int) -> Outcome:
     member = Member(exchange, job, leader=leader, clock=lambda: job.now_s)
 
     def trusted(settings: tuple[SiteSetting, ...], _report: Report | None, words: str) -> WindowPlan:
-        leader._started = ()
+        leader._known.started = ()
         return leader._watch.settle(settings, words, None)
 
     if is_trusted:

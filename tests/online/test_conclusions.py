@@ -51,6 +51,14 @@ def test_a_job_that_ended_early_says_how_many_steps_were_missing() -> None:
     )
 
 
+def test_a_reason_that_the_state_says_already_is_not_said_again() -> None:
+    recording = stand(SwitchState.RECORD, reason="the untouched job", num_steps_left=1)
+    ending = of_tuning(recording, Path("out"), "COMMAND")
+    assert ending.why == (
+        "the job ended after 30 steps, while recording the untouched job, which takes at most 1 more step"
+    )
+
+
 def test_a_job_that_tuned_again_and_ended_early_still_has_what_it_saved() -> None:
     ending = of_tuning(stand(SwitchState.VERDICT, num_steps_left=90, num_saved=5), Path("out"), "COMMAND")
     assert ending.found.startswith("5 call sites are set in the saved settings")

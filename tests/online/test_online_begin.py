@@ -1,7 +1,8 @@
 """A tuner that cannot begin, settings it begins with, and saving after the job's process group is gone."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 
@@ -25,9 +26,9 @@ from lagom_overlap.online import tuner as online
 from lagom_overlap.online.adapters import gloo
 from lagom_overlap.online.graph_captures import GraphCaptures
 from lagom_overlap.online.job_profiler import OWN_PROFILER, OwnProfiler
-from lagom_overlap.online.ranks.exchange import Exchange
+from lagom_overlap.online.ranks.exchange import Exchange, Store
 from lagom_overlap.online.ranks.messages import SwitchState, WindowPlan
-from lagom_overlap.online.ranks.presence import say_here
+from lagom_overlap.online.ranks.presence import say_here, say_off
 from lagom_overlap.online.replaced_ranks import ReplacedRanks
 from lagom_overlap.online.routes.base import StepRecord
 from lagom_overlap.online.tuner import OnlineTuner
@@ -119,6 +120,39 @@ def test_a_rank_without_threads_says_that_it_is_off_by_the_jobs_own_connection(
     name = next(name for name in range(100_000) if base.check([f"lagom/{name}/plan/0"]))
     world.store = dist.PrefixStore(f"lagom/{name}", base)
     assert [world.plan_of_the_other(window) for window in (0, 1)] == [(SwitchState.OFF, f"rank {rank}: it {why}")] * 2
+
+
+class Mute(dist.Store):
+    """A store that answers nothing: what holds it has been stopped, or another wait holds the connection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_over = Event()
+
+    def set(self, *_: object) -> None:
+        self.is_over.wait()
+
+    def compare_set(self, *_: object) -> bytes:
+        self.is_over.wait()
+        return b""
+
+
+@pytest.mark.parametrize("say", [say_here, partial(say_off, why="it cannot go on")])
+def test_a_store_that_does_not_answer_holds_up_no_rank_that_says_how_it_takes_part(
+    monkeypatch: pytest.MonkeyPatch, say: Callable[[Store, int, str, str], None]
+) -> None:
+    """What calls it may be that very silence: the job goes on without us."""
+    World(monkeypatch, 0)
+    store = Mute()
+    monkeypatch.setattr(online, "_get_default_store", lambda: store)
+    monkeypatch.setattr(online, "longest_wait_s", lambda: 0.05)
+    monkeypatch.setenv(MODE_VARIABLE, "online")
+    telling = Thread(target=lambda: online.tell_others(say), daemon=True)
+    telling.start()
+    telling.join(30.0)
+    is_held_up = telling.is_alive()
+    store.is_over.set()
+    assert not is_held_up
 
 
 def test_two_tuners_of_one_process_share_no_key_of_the_store(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from lagom_overlap.planners.base import Plan, PlanProblem
 from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.planners.deadline import SearchBudget
 from lagom_overlap.planners.ours import Ours
+from lagom_overlap.planners.ours import planner as ours_planner
 from lagom_overlap.planners.predict import predict
 from lagom_overlap.planners.simulated import Simulation, simulated
 from lagom_overlap.timeline import SpanKind
@@ -143,6 +144,19 @@ def test_ours_takes_of_its_orders_the_shortest_with_contention(monkeypatch):
     assert alone[0] < alone[1]
     assert contended[0] > contended[1]
     assert "with contention" in chosen.notes[1]
+
+
+def test_settings_that_gain_are_the_plan_where_no_order_gains(monkeypatch):
+    judged_as_is = ours_planner._judged
+
+    def orders_lose(problem, plan):
+        one = judged_as_is(problem, plan)
+        return replace(one, makespan_s=2 * one.makespan_s) if plan.rewrites else one
+
+    monkeypatch.setattr(ours_planner, "_judged", orders_lose)
+    plan = Ours().plan(replace(step(), work=SearchBudget(0.1)))
+    assert plan.settings is not None
+    assert plan.notes[0] == "No order that was found is faster than the step as it is issued."
 
 
 def test_what_fsdp2_can_be_told_is_among_what_the_default_planner_weighs():

@@ -22,7 +22,7 @@ from lagom_overlap.report.simulate import simulation_summary
 from lagom_overlap.report.simulate_capture import captured_summary
 from lagom_overlap.results.layouts import LayoutsResult
 from lagom_overlap.units import format_seconds
-from lagom_overlap.verbs.simulate import SimulateRequest, run_simulate
+from lagom_overlap.verbs.simulate import SimulateRequest, run_simulate, simulate_capture
 from lagom_overlap.verbs.simulate_layouts import FRAMEWORKS, LayoutsRequest, run_layouts, run_variants
 
 _OF_MODEL: Final = ("cluster", "gpus", "seq_len", "global_batch", "framework")
@@ -120,8 +120,6 @@ class _Progress:
 
 
 def _captured(job: Job, arguments: argparse.Namespace) -> int:
-    from lagom_overlap.verbs.simulate import simulate_capture  # noqa: PLC0415 - seldom asked for
-
     result = simulate_capture(job, arguments.out)
     if arguments.json:
         say(result.to_json())

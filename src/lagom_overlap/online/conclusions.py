@@ -80,7 +80,8 @@ def of_tuning(stand: Stand, folder: Path, command: str) -> Conclusion:
         return Conclusion(found, stand.reason, f"{command}    # as it is: there is nothing to set")
     if stand.state in _ENDED:
         return Conclusion("nothing is set, everything runs untouched", stand.reason, again)
-    done = f"the job ended after {_steps(stand.num_steps)}, while {stand.state.words} ({stand.reason})"
+    reason = "" if stand.reason in stand.state.words else f" ({stand.reason})"
+    done = f"the job ended after {_steps(stand.num_steps)}, while {stand.state.words}{reason}"
     if not stand.searches:
         return Conclusion("nothing is decided", done, f"{command}    # with more steps")
     left = stand.num_steps_left

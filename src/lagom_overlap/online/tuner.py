@@ -474,13 +474,13 @@ def _refuse(exchange: Exchange, name: str, why: str) -> None:
             exchange.veto(window, words)
     except StoreLost as error:
         if isinstance(error.__cause__, Overdue):
-            return  # the job's own connection need not answer either, and what asks here cannot stop waiting
+            return  # the job's own connection need not answer either, and one wait more is one too many
         # Without a thread or a connection of ours the job's own connection does: it has no wait of ours before it.
         with contextlib.suppress(Exception):
             store = dist.PrefixStore(f"lagom/{name}", _get_default_store())  # type: ignore[attr-defined]  # as below
             for window in windows:
                 plan = WindowPlan(window=window, state=SwitchState.OFF, reason=words)
-                store.compare_set(f"plan/{window}", "", encode(plan))
+                _by_the_jobs_store(partial(store.compare_set, f"plan/{window}", "", encode(plan)))
     finally:
         exchange.close()
     tell_others(partial(say_off, why=why))
@@ -489,7 +489,8 @@ def _refuse(exchange: Exchange, name: str, why: str) -> None:
 def tell_others(say: Callable[[Store, int, str, str], None]) -> None:
     """By the job's store, for whoever asks why a rank does not come; a job whose store is lost has other worries.
 
-    Only ranks of `lagom run` ask.
+    Only ranks of `lagom run` ask. A store that does not answer, or whose connection a wait of ours still holds, is not
+    waited for: this may be called because of that.
     """
     if (mode := os.environ.get(MODE_VARIABLE)) is None:
         return
@@ -497,9 +498,26 @@ def tell_others(say: Callable[[Store, int, str, str], None]) -> None:
         mode = f"off ({DISABLE_VARIABLE} is set)"
     try:
         store = dist.PrefixStore("lagom/here", _get_default_store())  # type: ignore[attr-defined]  # as below
-        say(cast("Store", store), dist.get_rank(), mode, __version__)
+        _by_the_jobs_store(partial(say, cast("Store", store), dist.get_rank(), mode, __version__))
     except Exception as error:
         _log.debug("the others do not hear whether this rank is here: %s", error)
+
+
+def _by_the_jobs_store(word: Callable[[], object]) -> None:
+    """Says something by the job's own connection, in a thread where one can be had: without, none of ours waits there.
+
+    Raises:
+        Exception: the store's, or that it did not answer in time.
+    """
+    telling = BoundedCalls("lagom-tell")
+    try:
+        said = telling.start(word)
+    except RuntimeError:
+        word()
+    else:
+        said.result(min(OnlineOptions().timeout_s, longest_wait_s()))
+    finally:
+        telling.close()
 
 
 def roll_call(num_ranks: int, timeout_s: float) -> Callable[[], str]:

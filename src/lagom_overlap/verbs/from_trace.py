@@ -321,13 +321,9 @@ def _sites(traced: Sequence[TracedGroup], findings: Findings) -> _Sites:
     ties: list[Tie] = []
     notes: list[str] = []
     for (num_ranks, kind, num_bytes), calls in asked_by.items():
-        every = [place for _, _, traced_group, _ in calls for place in traced_group]
-        if (
-            alike[num_ranks] == 1
-            and all(traced_group for _, _, traced_group, _ in calls)
-            and len(set(every)) == len(every)
-        ):
-            places |= {(group, at): traced_group for group, at, traced_group, _ in calls}
+        every = [place for _, _, own, _ in calls for place in own]
+        if alike[num_ranks] == 1 and all(own for _, _, own, _ in calls) and len(set(every)) == len(every):
+            places |= {(group, at): own for group, at, own, _ in calls}
             continue
         if len(calls) == 1:
             continue

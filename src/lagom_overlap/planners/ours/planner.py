@@ -44,7 +44,7 @@ from lagom_overlap.planners.schedule.simulate import decode, simulate
 from lagom_overlap.planners.schedule.window_search import race
 from lagom_overlap.planners.simulated import Simulation, simulated, simulation_of
 from lagom_overlap.planners.times import NamedTimes, origin_name
-from lagom_overlap.units import format_seconds
+from lagom_overlap.units import format_percent, format_seconds
 from lagom_overlap.workload import Iteration
 from lagom_overlap.workload.ops import is_host_read
 from lagom_overlap.workload.rewrite.apply import rewritten
@@ -103,6 +103,7 @@ _ROUNDS, _ROUND_SHARE = 3, 0.6
 """Of planning again under contention: how often at most, and what of the time left each takes at most."""
 _SEARCHED: Final = 25
 """The least that a search takes, in times of making the graph: all members of the portfolio, rewriting, simulating."""
+_NO_ORDER: Final = "No order that was found is faster than the step as it is issued."
 _LEAST_GAIN: Final = 1e-6
 """Relative: a shorter step than that is the same one, of sums in another order."""
 
@@ -191,12 +192,14 @@ class Ours:
             best = _better(best, _judged(problem, self._finished(problem, own, begun.within(begun.left_s))))
         unplanned = Plan(planner="ours", rewrites=(), iteration=problem.unplanned, lower_bound_s=plan.lower_bound_s)
         left = _judged(problem, unplanned)
-        if left.is_better_than(best) and simulation_of(problem) is Simulation.CONTENTION:
+        is_worse = left.is_better_than(best) and simulation_of(problem) is Simulation.CONTENTION
+        if settings is not None and _judged(problem, settings).is_better_than(left if is_worse else best):
+            gain = 1.0 - best.makespan_s / left.makespan_s
+            note = f"The best order found takes {format_percent(gain)} off the step." if gain > 0 else _NO_ORDER
+            return replace(settings, notes=(note, *_without_work(settings)))
+        if is_worse:
             took = f"{format_seconds(best.makespan_s)}, the step as it is issued {format_seconds(left.makespan_s)}"
             return replace(unplanned, notes=(f"No gain: with contention the best order found takes {took}.",))
-        if settings is not None and _judged(problem, settings).is_better_than(best):
-            notes = (f"the best order found takes {format_seconds(best.makespan_s)}", *_without_work(settings))
-            return replace(settings, notes=notes)
         if best.plan.planner != "ours":
             notes = (f"Found by planner {best.plan.planner}.", *_without_work(best.plan))
             return replace(best.plan, planner="ours", lower_bound_s=plan.lower_bound_s, is_optimal=False, notes=notes)
