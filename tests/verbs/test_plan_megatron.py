@@ -224,7 +224,7 @@ def test_what_plan_advises_simulate_asks_or_names(name: str) -> None:
     job = JOBS[name]
     step, said = typed_job(job, {}).step, typed(job, {})
     assert step is not None
-    named = next((note for note in said.notes if note.startswith("lagom plan prices more")), "")
+    named = next((note for note in said.notes if note.startswith("lagom plan also tries other values of ")), "")
     asked = {key for _, _, keys in switched_layouts(step) for key in keys}
     for key in effects_of(job).changes:
         assert (key in asked) is not (f"parallel.{key}" in re.findall(r"parallel\.\w+", named)), key

@@ -21,7 +21,7 @@ from lagom_overlap.nccl_plugin.support import NcclVersion
 
 SHARE_OF_TIMEOUT: Final = 1 / 8
 """Of what the job's groups give a call, for one wait of ours: another rank may stand in such a call meanwhile, and at
-most four waits follow each other (three connections to the store, and a question), so half of it is left."""
+most five waits follow each other (three connections to the store, a question, and the word that this rank is off)."""
 
 _trained: list[weakref.ref[nn.Module]] = []
 """The model of this process's job, once it is known; one, or none."""

@@ -24,6 +24,7 @@ from lagom_overlap.hardware import Cluster
 from lagom_overlap.jobfile.memory import check_memory
 from lagom_overlap.jobfile.spec import MAX_JOB_BYTES, ClusterTable, moved, parse_job
 from lagom_overlap.jobfile.step import SEQ_LEN, JobStep, cluster_of, job_step, stated_cluster
+from lagom_overlap.planners.fsdp2 import USABLE_MEMORY
 from lagom_overlap.record import read_regular, write_private
 from lagom_overlap.trace.files import distinct_files
 from lagom_overlap.trace.reader import is_trace, read_traces
@@ -570,9 +571,12 @@ def _verdict(step: JobStep, parallel: Mapping[str, Any]) -> _Verdict:
     need, has = format_memory(step.most_bytes), format_memory(step.cluster.gpu.memory_bytes)
     again = " with every layer recomputed" if parallel.get("recompute") == "full" else ""
     rate = step.layout.global_batch * step.seq_len / seconds
+    is_tight = step.most_bytes > USABLE_MEMORY * step.cluster.gpu.memory_bytes
+    how = "It barely fits" if is_tight else "It fits"
+    lost = ", of which the allocator loses some to fragments" if is_tight else ""
     return _Verdict(
         (
-            f"It fits{again}: {need} of {has} per GPU.",
+            f"{how}{again}: {need} of {has} per GPU{lost}.",
             f"A step is predicted to take {format_seconds(seconds)}, {rate:,.0f} tokens/s.",
         )
     )

@@ -103,7 +103,8 @@ def run_simulate(request: SimulateRequest) -> SimulateResult:
         notes.append(_freed_nothing(job))
     notes += _carve_out_notes(spec, times.iteration_s, carve_outs)
     if keys := planned_keys(job):
-        notes.append(f"lagom plan prices more than is asked here: {', '.join(f'parallel.{key}' for key in keys)}.")
+        names = ", ".join(f"parallel.{key}" for key in keys)
+        notes.append(f"lagom plan also tries other values of {names}, which are not tried here.")
     what_ifs = simulated_what_ifs(job)
     ran = _Ran(job, times, simulator.steps_s(times), memories, carve_outs, what_ifs)
     result = _result(request, ran, notes)
