@@ -151,6 +151,14 @@ def test_collectives_of_any_two_kinds_that_share_a_communicator_are_named():
     assert "shared_communicator" not in advice(alike)
 
 
+def test_a_kernel_between_two_collectives_is_why_the_second_waits():
+    """Tensor parallelism: a norm of what was scattered, and the gather of what it gives; the host is ahead."""
+    rows = [(COMM, 0, 500_000), (COMP, 502_000, 510_000), (COMM, 512_000, 812_000), (COMP, 812_000, 900_000)]
+    assert "shared_communicator" not in advice(gpu_trace(rows, calls=[RS, AG], launches=[0, 50_000, 60_000, 70_000]))
+    rows[1] = (COMP, 490_000, 510_000)  # it began without the first
+    assert "shared_communicator" in advice(gpu_trace(rows, calls=[RS, AG], launches=[0, 50_000, 60_000, 70_000]))
+
+
 def test_without_advice_it_says_what_was_looked_for():
     hidden = analyse([gpu_trace([(COMP, 0, 1_000_000), (COMM, 100_000, 900_000)])])
     assert advice_of(hidden) == ()

@@ -21,7 +21,7 @@ from lagom_overlap.analysis.findings import Findings, RankFindings
 from lagom_overlap.analysis.kernel_class import KernelClass
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.sim.what_if import COPY_ENGINES, AskedChange, WhatIf
-from lagom_overlap.trace.gpu_trace import NO_TIME, NS_PER_S, SLOW_LAUNCH_NS, UNKNOWN, KnobReach
+from lagom_overlap.trace.gpu_trace import NO_TIME, NS_PER_S, SLOW_LAUNCH_NS, UNKNOWN, EventRole, KnobReach
 from lagom_overlap.units import MIB, format_bytes, format_seconds
 from lagom_overlap.workload.step.rules import changes_of
 
@@ -252,6 +252,9 @@ def _queued_behind(rank: RankFindings) -> dict[str, dict[_Pair, _Queued]]:
     for index, call in enumerate(calls):
         if call.event != UNKNOWN:
             by_group.setdefault(call.communicator, []).append(index)
+    rows = events.rows(EventRole.COMPUTE)
+    rows = rows[np.argsort(events.start_ns[rows], kind="stable")]
+    begins, ends = events.start_ns[rows], events.end_ns[rows]
     queued: dict[str, dict[_Pair, _Queued]] = {}
     for communicator, indices in by_group.items():
         indices.sort(key=lambda index: int(events.start_ns[calls[index].event]))
@@ -263,6 +266,9 @@ def _queued_behind(rank: RankFindings) -> dict[str, dict[_Pair, _Queued]]:
             row = calls[after].event
             start, launch = int(events.start_ns[row]), int(events.launch_ns[row])
             if launch == NO_TIME or launch >= ended or not 0 <= start - ended <= _NEAR_NS:
+                continue
+            between = slice(*np.searchsorted(begins, (ended, start)))
+            if np.any(ends[between] <= start):  # it waited for a kernel that waited for the other: a true dependence
                 continue
             queued_ns = start - max(launch, int(events.start_ns[calls[before].event]))
             one = _Queued(count=1, queued_ns=queued_ns, won_ns=min(queued_ns, int(rank.exposed_ns[after])))
