@@ -11,6 +11,8 @@ from test_online_gloo import settings_file
 
 WINDOW = 4
 """Steps of a window of these jobs."""
+COMPARED = {"adapters": ["calls"], "compare": ["fixed_min"]}
+"""Tuning that lasts: a search that ends with the default is over, but for what it is compared with."""
 pytestmark = [pytest.mark.torch, pytest.mark.gloo, pytest.mark.slow, pytest.mark.timeout(180)]
 
 
@@ -19,7 +21,7 @@ def test_a_rank_that_loses_the_store_while_tuning_is_untouched_as_the_others_are
     tmp_path: Path, rank: int, step: int
 ) -> None:
     running = GlooJob(tmp_path, kind="calls", steps=34, loses_store=(rank, step))
-    running.tuner = {"adapters": ["calls"], "timeout_s": 2.0}
+    running.tuner = COMPARED | {"timeout_s": 2.0}
     ranks = running.start().results()
     assert all(one["losses"] == one["stock"] for one in ranks)
     states = [one["states"] for one in ranks]
@@ -35,7 +37,7 @@ def test_a_rank_that_loses_the_store_while_tuning_is_untouched_as_the_others_are
 
 def test_a_rank_that_loses_the_store_ends_no_job_whose_own_calls_may_take_less_time_than_ours(tmp_path: Path) -> None:
     running = GlooJob(tmp_path, kind="calls", steps=34, loses_store=(1, 18), timeout_s=20.0)
-    running.tuner = {"adapters": ["calls"], "timeout_s": 60.0}
+    running.tuner = COMPARED | {"timeout_s": 60.0}
     ranks = running.start().results()
     assert all(one["losses"] == one["stock"] and one["states"][-1] == "off" for one in ranks)
     assert "rank 1 takes no further part" in ranks[0]["reason"]
