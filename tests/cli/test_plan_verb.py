@@ -260,6 +260,19 @@ def test_the_first_signal_ends_the_search_keeps_its_plan_and_is_the_exit_code(
     assert "ended by a signal" in out
 
 
+def test_planners_of_settings_and_of_orders_are_compared_on_one_step(tmp_path, capsys):
+    """In a pipeline FSDP2's plan alone is judged by the whole iteration, which no order is a plan of."""
+    job = tmp_path / "job.toml"
+    job.write_text(
+        '[job]\nname = "j"\n[model]\nname = "llama-3.2-1b"\nseq_len = 2048\n[cluster]\npreset = "h100_dgx"\n'
+        '[parallel]\nframework = "fsdp2"\nfsdp = 4\npipeline = 2\nmicro_batch = 1\nglobal_batch = 32\n'
+    )
+    assert main(["compare", str(job), "--planners", "program_order,fsdp2", "--json"]) == 0
+    order, settings = json.loads(capsys.readouterr().out)["rows"]
+    assert settings["before_s"] == order["before_s"]
+    assert settings["after_s"] <= settings["before_s"]
+
+
 def test_planners_are_compared_in_one_table(tmp_path, capsys):
     job = tmp_path / "job.toml"
     job.write_text(JOB, encoding="utf-8")
