@@ -52,13 +52,14 @@ class Payback:
         slower_s = self._stepped_s - self._armed_stepped_s - self.num_steps * self.base_s
         return max(0.0, slower_s) + self._exchange_s - self._armed_exchange_s
 
-    def sentence(self, verdict: Verdict | None) -> str:
-        """The outcome for people: adopted or not, gain, cost, payback."""
+    def sentence(self, verdict: Verdict | None, *, has_tried: bool = True) -> str:
+        """The outcome for people: adopted or not, gain, cost, payback; `has_tried` any setting at all."""
         cost = f"tuning took {self.num_steps} steps"
         if self.has_one_clock:
             cost += f" and cost {format_seconds(self.cost_s)}"
         if verdict is None:
-            return f"nothing was changed: no settings tried were faster than the default; {cost}"
+            why = "no settings tried were faster than the default" if has_tried else "no setting was tried"
+            return f"nothing was changed: {why}; {cost}"
         if verdict.judgement is None:
             return f"nothing was changed, because the best settings found failed when compared with the default; {cost}"
         compared = verdict.judgement.sentence(steps_per_pair=self.steps_per_pair)

@@ -178,7 +178,8 @@ class Search:
         """What the verdict adopts, and its words."""
         verdict = self.study.verdict
         is_adopted = verdict is not None and verdict.adopted
-        return self.job.settings(self.study.chosen) if is_adopted else (), self._payback.sentence(verdict)
+        sentence = self._payback.sentence(verdict, has_tried=any(map(self._is_of_settings, self.study.entries)))
+        return self.job.settings(self.study.chosen) if is_adopted else (), sentence
 
     def contest(self) -> ContestResult | None:
         """Each of several tuners against the default, once all is over; None where there is one tuner."""
@@ -213,10 +214,14 @@ class Search:
         names = self.job.groups[group].problem.group.comm_names
         return dict(zip(names, assignment, strict=True))
 
+    def _is_of_settings(self, entry: Entry) -> bool:
+        """Whether anything but the default ran in it."""
+        return any(assignment != self.job.default[name] for name, assignment in entry.step.assignments.items())
+
     def _num_steps_of(self, entry: Entry) -> int:
         """Steps of a trial; windows that had to be repeated are left out."""
         window = self._options.window_steps
-        if dict(entry.step.assignments) == {name: self.job.default[name] for name in entry.step.assignments}:
+        if not self._is_of_settings(entry):
             return window
         is_abandoned = any(isinstance(outcome, Failure) for outcome in entry.outcomes.values())
         return PROBATION_STEPS + (0 if is_abandoned else window - 1)
