@@ -22,7 +22,8 @@ from lagom_overlap.analysis.trace_gpu import cluster_of_trace
 from lagom_overlap.errors import JobError, LagomError, OutputError
 from lagom_overlap.hardware import Cluster
 from lagom_overlap.jobfile.memory import check_memory
-from lagom_overlap.jobfile.spec import MAX_JOB_BYTES, ClusterTable, moved, parse_job
+from lagom_overlap.jobfile.reading import MAX_JOB_BYTES, moved, parse_job
+from lagom_overlap.jobfile.spec import ClusterTable
 from lagom_overlap.jobfile.step import SEQ_LEN, JobStep, cluster_of, job_step, stated_cluster
 from lagom_overlap.planners.fsdp2 import USABLE_MEMORY
 from lagom_overlap.record import read_regular, write_private
