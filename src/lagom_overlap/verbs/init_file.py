@@ -96,16 +96,10 @@ def node_lines(cluster: Cluster) -> Sequence[str]:
     return (f"nodes = {cluster.num_nodes}", *each)
 
 
-def model_seen_from(path: Path, out: Path) -> str:
-    """A model file as the job file names it."""
-    name: str = moved({"model": {"name": str(path)}}, Path(), out.parent)["model"]["name"]
-    return name
-
-
-def cluster_seen_from(preset: str | None, out: Path) -> str | None:
-    """A preset's name, or the file of a cluster as the job file names it."""
-    name: str | None = moved({"cluster": {"preset": preset}}, Path(), out.parent)["cluster"]["preset"]
-    return name
+def seen_from_job(table: str, key: str, name: str, out: Path) -> str:
+    """A name, or the path of a file as the job file names it."""
+    seen: str = moved({table: {key: name}}, Path(), out.parent)[table][key]
+    return seen
 
 
 def known_line(key: str, value: str | int | None, why: str, example: str) -> str:

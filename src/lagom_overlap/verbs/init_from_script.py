@@ -20,11 +20,10 @@ from lagom_overlap.verbs.init_file import (
     FILL_IN,
     InitRequest,
     InitResult,
-    cluster_seen_from,
     known_line,
-    model_seen_from,
     node_lines,
     safe_words,
+    seen_from_job,
     told_line,
     toml_line,
     written,
@@ -40,7 +39,7 @@ def job_of_script(request: InitRequest, facts: ScriptFacts) -> InitResult:
     num_gpus = _gpus(request, facts)
     model_path = request.out.parent / f"{stem}.model.toml"
     model, model_text = _script_model(facts, source, stem)
-    seen = model.value if not model_text else model_seen_from(model_path, request.out)
+    seen = model.value if not model_text else seen_from_job("model", "name", str(model_path), request.out)
     lines = [
         f"# Written by lagom init from {safe_name(source.name)}, which was not run. All keys: lagom docs formats.",
         f"# Lines with {FILL_IN!r} are what it does not say.",
@@ -55,7 +54,7 @@ def job_of_script(request: InitRequest, facts: ScriptFacts) -> InitResult:
         "[cluster]",
         known_line(
             "preset",
-            cluster_seen_from(request.cluster, request.out),
+            request.cluster and seen_from_job("cluster", "preset", request.cluster, request.out),
             "lagom list clusters; or a file of your own",
             "h100_dgx",
         ),

@@ -16,9 +16,9 @@ from lagom_overlap.verbs.init_config import safe_name
 from lagom_overlap.verbs.init_file import (
     InitRequest,
     InitResult,
-    cluster_seen_from,
     known_line,
     safe_words,
+    seen_from_job,
     toml_line,
     written,
 )
@@ -63,7 +63,7 @@ def job_of_trace(request: InitRequest) -> InitResult:
         "[cluster]",
         known_line(
             "preset",
-            cluster_seen_from(preset, request.out),
+            seen_from_job("cluster", "preset", preset, request.out),
             f"the trace's GPU: {gpu}" if request.cluster is None else "as given",
             "",
         ),

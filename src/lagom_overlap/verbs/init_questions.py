@@ -1,15 +1,15 @@
 """The questions of `lagom init` without a source, on a terminal."""
 
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from lagom_overlap.errors import JobError, LagomError
 from lagom_overlap.jobfile.spec import ClusterTable
 from lagom_overlap.jobfile.step import SEQ_LEN, cluster_of, stated_cluster
 from lagom_overlap.verbs.init_config import read_model
 from lagom_overlap.verbs.init_file import InitRequest
+from lagom_overlap.workload.parallel.layout import MAX_GPUS
 
-MAX_GPUS: Final = 1 << 20
 T = TypeVar("T")
 
 
