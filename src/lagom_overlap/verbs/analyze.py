@@ -8,13 +8,13 @@ from itertools import repeat
 from pathlib import Path
 from typing import Final
 
+from lagom_overlap.analysis.advice_rules import advice_of, looked_for, without_losses
 from lagom_overlap.analysis.against import against
 from lagom_overlap.analysis.collectives import unreachable_ns
 from lagom_overlap.analysis.estimate import FillIn
 from lagom_overlap.analysis.findings import Findings, analyse
 from lagom_overlap.analysis.groups import TraceGroup, overlap_groups
 from lagom_overlap.analysis.hta import hta_figures
-from lagom_overlap.analysis.rules import advice_of, looked_for, without_losses
 from lagom_overlap.analysis.tracks import MAX_SPANS, GroupSpan, rank_timeline
 from lagom_overlap.errors import LagomError, TraceError
 from lagom_overlap.hardware import Cluster

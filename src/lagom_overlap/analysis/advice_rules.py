@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from lagom_overlap.analysis.advice import Advice, describe, stretch
+from lagom_overlap.analysis.advice_on_order import larger_buckets, prefetch, shared_communicator, waiting_buckets
+from lagom_overlap.analysis.advice_on_sms import carve_out, copy_engine, fewer_channels, more_channels
+from lagom_overlap.analysis.advice_on_waits import blocking_launches, host_bound, late_peers, pipeline_bubbles
 from lagom_overlap.analysis.findings import Findings
-from lagom_overlap.analysis.rules_order import larger_buckets, prefetch, shared_communicator, waiting_buckets
-from lagom_overlap.analysis.rules_sms import carve_out, copy_engine, fewer_channels, more_channels
-from lagom_overlap.analysis.rules_waits import blocking_launches, host_bound, late_peers, pipeline_bubbles
 from lagom_overlap.sim.what_if import WhatIf
 from lagom_overlap.trace.gpu_trace import NS_PER_S
 
