@@ -41,7 +41,8 @@ from lagom_overlap.cost.overlap_fit import (
 )
 from lagom_overlap.cost.overlap_preset import constants_to_json
 from lagom_overlap.jobfile.job import Job, limits_of
-from lagom_overlap.jobfile.spec import JobSpec, read_job
+from lagom_overlap.jobfile.reading import read_job
+from lagom_overlap.jobfile.spec import JobSpec
 from lagom_overlap.record import describe_machine, package_versions, utc_now
 from lagom_overlap.timeline import SpanKind, Timeline
 from lagom_overlap.tuners.guard import make_tuner

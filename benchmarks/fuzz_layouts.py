@@ -29,7 +29,8 @@ import msgspec
 from lagom_overlap.errors import LagomError
 from lagom_overlap.hardware import Gpu, load_preset, preset_names
 from lagom_overlap.jobfile.job import Job
-from lagom_overlap.jobfile.spec import JobSpec, parse_job
+from lagom_overlap.jobfile.reading import parse_job
+from lagom_overlap.jobfile.spec import JobSpec
 from lagom_overlap.jobfile.step import JobStep
 from lagom_overlap.jobfile.whole_step import WholeStep
 from lagom_overlap.results.simulate import SimulateResult

@@ -24,7 +24,8 @@ from types import FrameType
 from typing import Any
 
 from lagom_overlap.jobfile.job import Job
-from lagom_overlap.jobfile.spec import JobSpec, parse_job
+from lagom_overlap.jobfile.reading import parse_job
+from lagom_overlap.jobfile.spec import JobSpec
 from lagom_overlap.jobfile.step import JobStep
 from lagom_overlap.verbs.compare import CompareRequest, run_compare
 from lagom_overlap.verbs.plan_problem import read_input

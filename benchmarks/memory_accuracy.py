@@ -25,7 +25,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 from lagom_overlap.jobfile.job import Job as TrainingJob
-from lagom_overlap.jobfile.spec import read_job
+from lagom_overlap.jobfile.reading import read_job
 from lagom_overlap.units import GIB
 from lagom_overlap.workload.parallel import StageMemory
 

@@ -33,7 +33,8 @@ from typing import Final
 from lagom_overlap.errors import BackendError, JobError, LagomError
 from lagom_overlap.interrupts import held_back
 from lagom_overlap.jobfile.job import Job
-from lagom_overlap.jobfile.spec import JobSpec, read_job
+from lagom_overlap.jobfile.reading import read_job
+from lagom_overlap.jobfile.spec import JobSpec
 from lagom_overlap.record import (
     create_folder,
     write_private,

@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from lagom_overlap.jobfile.spec import read_job
+from lagom_overlap.jobfile.reading import read_job
 from lagom_overlap.planners.deadline import SearchBudget
 from lagom_overlap.planners.simulated import simulated
 from lagom_overlap.record import describe_machine, package_versions, utc_now

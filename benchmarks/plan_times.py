@@ -15,7 +15,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from lagom_overlap.backends.gloo.link import EmulatedLink
-from lagom_overlap.jobfile.spec import link_bytes_per_s, read_job
+from lagom_overlap.jobfile.reading import read_job
+from lagom_overlap.jobfile.spec import link_bytes_per_s
 from lagom_overlap.record import describe_machine, package_versions, utc_now
 from lagom_overlap.verbs.plan import PlanRequest, run_plan
 from lagom_overlap.verbs.plan_problem import PlanFlags, read_input

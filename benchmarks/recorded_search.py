@@ -36,7 +36,8 @@ from rich.table import Table
 
 from lagom_overlap.errors import JobError, LagomError
 from lagom_overlap.jobfile.job import Job
-from lagom_overlap.jobfile.spec import JobSpec, read_job
+from lagom_overlap.jobfile.reading import read_job
+from lagom_overlap.jobfile.spec import JobSpec
 from lagom_overlap.tuners.guard import make_tuner
 from lagom_overlap.tuners.problem import GroupProblem
 from lagom_overlap.tuners.registry import check_tuner_name

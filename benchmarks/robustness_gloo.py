@@ -33,7 +33,8 @@ import msgspec
 
 from lagom_overlap.backends.base import Backend
 from lagom_overlap.jobfile.job import Job
-from lagom_overlap.jobfile.spec import JobSpec, read_job
+from lagom_overlap.jobfile.reading import read_job
+from lagom_overlap.jobfile.spec import JobSpec
 from lagom_overlap.record import describe_machine, package_versions, utc_now
 from lagom_overlap.tuners.guard import make_tuner
 from lagom_overlap.tuners.problem import GroupProblem

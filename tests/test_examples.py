@@ -11,7 +11,7 @@ import pytest
 
 from lagom_overlap.cli import main
 from lagom_overlap.jobfile.job import Job, limits_of
-from lagom_overlap.jobfile.spec import parse_job, read_job
+from lagom_overlap.jobfile.reading import parse_job, read_job
 from lagom_overlap.verbs.simulate import SimulateRequest, run_simulate
 
 ROOT = Path(__file__).parent.parent

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, overload
 
 from lagom_overlap.errors import JobError
-from lagom_overlap.jobfile.spec import JobSpec, read_job
+from lagom_overlap.jobfile.reading import read_job
+from lagom_overlap.jobfile.spec import JobSpec
 from lagom_overlap.results.analyze import AnalyzeResult
 from lagom_overlap.results.base import Result
 from lagom_overlap.results.capture import CaptureResult

@@ -1,7 +1,8 @@
 import pytest
 from gpu_traces import gpu_trace
 
-from lagom_overlap.analysis.advice import Advice, advice_of, looked_for, nccl_version, without_losses
+from lagom_overlap.analysis.advice import Advice, nccl_version
+from lagom_overlap.analysis.advice_rules import advice_of, looked_for, without_losses
 from lagom_overlap.analysis.findings import analyse
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.sim.what_if import AskedChange, Spent, what_if

@@ -3,7 +3,7 @@
 import pytest
 from kineto_traces import KinetoFile
 
-from lagom_overlap.analysis.advice import advice_of
+from lagom_overlap.analysis.advice_rules import advice_of
 from lagom_overlap.analysis.findings import analyse
 from lagom_overlap.trace.reader import read_traces
 

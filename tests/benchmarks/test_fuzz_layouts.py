@@ -6,7 +6,7 @@ import pytest
 
 import fuzz_layouts
 from lagom_overlap.jobfile.job import Job
-from lagom_overlap.jobfile.spec import parse_job
+from lagom_overlap.jobfile.reading import parse_job
 from lagom_overlap.verbs.simulate import SimulateRequest, run_simulate
 
 pytestmark = pytest.mark.long

@@ -12,7 +12,7 @@ import paired_tuners
 from lagom_overlap.backends.base import Backend, BackendRequest
 from lagom_overlap.errors import RankError
 from lagom_overlap.jobfile.job import Job
-from lagom_overlap.jobfile.spec import read_job
+from lagom_overlap.jobfile.reading import read_job
 from lagom_overlap.tuners.problem import Measurement, Outcome
 from lagom_overlap.verbs.compare import CompareRequest, run_compare
 

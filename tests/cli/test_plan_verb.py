@@ -14,7 +14,7 @@ from lagom_overlap.cli import main
 from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.errors import BackendError
 from lagom_overlap.jobfile import registry, spec
-from lagom_overlap.jobfile.spec import read_job
+from lagom_overlap.jobfile.reading import read_job
 from lagom_overlap.planners.baselines import ProgramOrder
 from lagom_overlap.planners.deadline import Deadline
 from lagom_overlap.planners.finish import Issue, finished

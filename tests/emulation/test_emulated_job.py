@@ -23,7 +23,7 @@ from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.cost.operators import load_operators
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import load_preset
-from lagom_overlap.jobfile.spec import parse_job
+from lagom_overlap.jobfile.reading import parse_job
 from lagom_overlap.workload import Gemm, MemoryBound
 from listening import LISTENING
 

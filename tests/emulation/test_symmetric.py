@@ -12,7 +12,7 @@ from lagom_emulate.result import EmulateResult
 from lagom_emulate.symmetric import SymmetricGroups, SymmetricRanksError, enter_world
 from lagom_emulate.verb import EmulateRequest, run_emulate
 from lagom_overlap.errors import JobError
-from lagom_overlap.jobfile.spec import parse_job
+from lagom_overlap.jobfile.reading import parse_job
 
 HERE = Path(__file__).parent
 

@@ -23,7 +23,7 @@ from lagom_overlap.export.saved import FORMAT, VERSION, read_saved
 from lagom_overlap.jobfile import memory, step
 from lagom_overlap.jobfile.job import Job, limits_of
 from lagom_overlap.jobfile.online_settings import read_online_deployment
-from lagom_overlap.jobfile.spec import parse_job
+from lagom_overlap.jobfile.reading import parse_job
 from lagom_overlap.nccl_plugin.table_writer import encode_table
 from lagom_overlap.toml_tables import parse_toml
 from lagom_overlap.workload.parallel import ParallelLayout

@@ -6,7 +6,8 @@ import pytest
 
 from lagom_overlap.errors import JobError, LagomError
 from lagom_overlap.jobfile.job import Job, job_fingerprint, limits_of, unused_keys
-from lagom_overlap.jobfile.spec import SpaceTable, parse_job
+from lagom_overlap.jobfile.reading import parse_job
+from lagom_overlap.jobfile.spec import SpaceTable
 from lagom_overlap.units import KIB, MIB
 from lagom_overlap.workload import Attention, Gemm, MemoryBound
 

@@ -6,7 +6,7 @@ import pytest
 
 from lagom_overlap.errors import JobError
 from lagom_overlap.jobfile.job import Job
-from lagom_overlap.jobfile.spec import parse_job
+from lagom_overlap.jobfile.reading import parse_job
 from lagom_overlap.jobfile.step import JobStep
 from lagom_overlap.workload import Phase
 from lagom_overlap.workload.issued import IssuedStep

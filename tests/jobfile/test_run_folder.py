@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from lagom_overlap.errors import BundleError, JobError, LagomError, OutputError
+from lagom_overlap.jobfile.reading import parse_job
 from lagom_overlap.jobfile.run_folder import FORMAT, RECORD, RunFolder, RunKind, RunRecord, list_runs
-from lagom_overlap.jobfile.spec import parse_job
 
 SPEC = parse_job(
     {

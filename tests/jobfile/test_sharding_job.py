@@ -11,7 +11,7 @@ pytest.importorskip("ortools", reason="needs the extra plan")
 from lagom_overlap.capturing.file import read_capture
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.errors import JobError
-from lagom_overlap.jobfile.spec import read_job
+from lagom_overlap.jobfile.reading import read_job
 from lagom_overlap.planners.predict import predict
 from lagom_overlap.verbs.capture import CaptureRequest, run_capture
 from lagom_overlap.verbs.plan_problem import read_input

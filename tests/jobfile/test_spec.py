@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from lagom_overlap.errors import JobError
-from lagom_overlap.jobfile.spec import MAX_JOB_BYTES, link_bytes_per_s, parse_job, read_job
+from lagom_overlap.jobfile.reading import MAX_JOB_BYTES, parse_job, read_job
+from lagom_overlap.jobfile.spec import link_bytes_per_s
 
 GOOD = {
     "job": {"name": "toy"},

@@ -7,7 +7,7 @@ import pytest
 from lagom_overlap.collective import CommConfig
 from lagom_overlap.errors import JobError
 from lagom_overlap.jobfile.job import Job
-from lagom_overlap.jobfile.spec import parse_job
+from lagom_overlap.jobfile.reading import parse_job
 from lagom_overlap.jobfile.whole_step import WholeStep
 from lagom_overlap.tuners.base import Problems
 from lagom_overlap.workload import OverlapGroup, find_overlap_groups

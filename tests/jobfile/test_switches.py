@@ -8,7 +8,7 @@ import pytest
 
 from lagom_overlap.errors import JobError
 from lagom_overlap.jobfile.job import Job
-from lagom_overlap.jobfile.spec import parse_job
+from lagom_overlap.jobfile.reading import parse_job
 from lagom_overlap.jobfile.step import JobStep
 from lagom_overlap.workload.parallel import AttentionKernel, Dispatcher, ParallelTable
 from lagom_overlap.workload.step import framework_names, load_rules

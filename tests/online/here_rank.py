@@ -24,8 +24,8 @@ dist.distributed_c10d.init_process_group("gloo")
 dist.barrier()
 if dist.get_rank() == 0:
     from lagom_overlap import __version__
+    from lagom_overlap.online.job_store import store_of
     from lagom_overlap.online.ranks.presence import absent
-    from lagom_overlap.online.tuner import store_of
 
     sys.stdout.write(f"{absent(store_of('here', 60.0), dist.get_world_size(), mode, __version__)}\n")
 dist.barrier()

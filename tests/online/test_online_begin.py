@@ -21,7 +21,7 @@ from lagom_overlap.collective.sites import CallType, Site, SiteSetting
 from lagom_overlap.errors import BundleError
 from lagom_overlap.export.run_variables import MODE_VARIABLE
 from lagom_overlap.export.saved import read_saved, write_saved
-from lagom_overlap.online import device
+from lagom_overlap.online import device, job_store
 from lagom_overlap.online import tuner as online
 from lagom_overlap.online.adapters import gloo
 from lagom_overlap.online.graph_captures import GraphCaptures
@@ -57,8 +57,8 @@ class Unreachable(dist.HashStore):
 def test_a_store_that_cannot_be_reached_again_holds_up_no_rank_that_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Found by the fault matrix: with rank 0 killed as tuners begin, the others waited for three minutes."""
     shared = Unreachable()
-    monkeypatch.setattr(online, "_get_default_store", lambda: shared)
-    online.store_of("7", 0.01).set("key", "value")
+    monkeypatch.setattr(job_store, "_get_default_store", lambda: shared)
+    job_store.store_of("7", 0.01).set("key", "value")
     assert shared.get("lagom/7/key") == b"value"
 
 
@@ -103,7 +103,7 @@ def test_a_rank_without_threads_says_that_it_is_off_by_the_jobs_own_connection(
 ) -> None:
     """Else the others would wait for it, longer than their own calls may take."""
     world, base = World(monkeypatch, rank), dist.HashStore()
-    monkeypatch.setattr(online, "_get_default_store", lambda: base)
+    monkeypatch.setattr(job_store, "_get_default_store", lambda: base)
     monkeypatch.setenv(MODE_VARIABLE, "online")
     here = dist.PrefixStore("lagom/here", base)
     say_here(here, rank, "online", __version__)
@@ -144,10 +144,10 @@ def test_a_store_that_does_not_answer_holds_up_no_rank_that_says_how_it_takes_pa
     """What calls it may be that very silence: the job goes on without us."""
     World(monkeypatch, 0)
     store = Mute()
-    monkeypatch.setattr(online, "_get_default_store", lambda: store)
-    monkeypatch.setattr(online, "longest_wait_s", lambda: 0.05)
+    monkeypatch.setattr(job_store, "_get_default_store", lambda: store)
+    monkeypatch.setattr(job_store, "longest_wait_s", lambda: 0.05)
     monkeypatch.setenv(MODE_VARIABLE, "online")
-    telling = Thread(target=lambda: online.tell_others(say), daemon=True)
+    telling = Thread(target=lambda: job_store.tell_others(say), daemon=True)
     telling.start()
     telling.join(30.0)
     is_held_up = telling.is_alive()

@@ -14,7 +14,7 @@ from lagom_overlap.capturing.models.degrees import Degrees
 from lagom_overlap.capturing.models.named import decoder_step
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import load_preset
-from lagom_overlap.jobfile.spec import parse_job
+from lagom_overlap.jobfile.reading import parse_job
 from lagom_overlap.planners.base import PlanProblem
 from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.planners.deadline import SearchBudget

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from lagom_overlap.jobfile.job import Job
-from lagom_overlap.jobfile.spec import parse_job
+from lagom_overlap.jobfile.reading import parse_job
 from lagom_overlap.report.simulate import MAX_STAGES, WIDTH, render_simulation, simulation_summary, stage_parts, summary
 from lagom_overlap.results.simulate import SimulatedStage, SimulateResult
 from lagom_overlap.sim.step_parts import CommTimes

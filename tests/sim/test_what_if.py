@@ -9,7 +9,7 @@ from rich.console import Console
 
 import lagom_overlap
 from lagom_overlap.jobfile.job import Job
-from lagom_overlap.jobfile.spec import parse_job
+from lagom_overlap.jobfile.reading import parse_job
 from lagom_overlap.planners.effects import MIN_GAIN
 from lagom_overlap.report.what_if import what_if_parts
 from lagom_overlap.sim.what_if import (

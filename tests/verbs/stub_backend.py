@@ -12,7 +12,8 @@ import pytest
 from lagom_overlap.backends.base import BackendRequest
 from lagom_overlap.collective import CommConfig, ConfigSpace, Subspace
 from lagom_overlap.jobfile.job import Job
-from lagom_overlap.jobfile.spec import JobSpec, parse_job
+from lagom_overlap.jobfile.reading import parse_job
+from lagom_overlap.jobfile.spec import JobSpec
 from lagom_overlap.timeline import Span, SpanKind, Timeline
 from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem, Measurement, Outcome
 from lagom_overlap.workload import OverlapGroup

@@ -17,7 +17,7 @@ from lagom_overlap.engines.carve_out import CarveOutSupport
 from lagom_overlap.errors import JobError
 from lagom_overlap.export.run_variables import RunMode
 from lagom_overlap.jobfile.job import limits_of
-from lagom_overlap.jobfile.spec import parse_job
+from lagom_overlap.jobfile.reading import parse_job
 from lagom_overlap.registry import TUNERS, entry_point_names
 from lagom_overlap.verbs.run import LaunchRequest, prepare
 

@@ -15,7 +15,7 @@ from lagom_overlap.cli import main
 from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.errors import JobError
 from lagom_overlap.jobfile.job import Job
-from lagom_overlap.jobfile.spec import parse_job, read_job
+from lagom_overlap.jobfile.reading import parse_job, read_job
 from lagom_overlap.planners.memory import peak_of_spans
 from lagom_overlap.planners.simulated import simulated
 from lagom_overlap.verbs.capture import parse_parallel

@@ -14,7 +14,7 @@ from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.jobfile.job import Job
-from lagom_overlap.jobfile.spec import read_job
+from lagom_overlap.jobfile.reading import read_job
 
 JOB = PHI2.replace("[1, 2, 4, 8, 16]", "[1, 2, 3, 5, 7, 11]")
 

@@ -11,7 +11,8 @@ from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.engines.fx.commands import Profiled
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import load_preset
-from lagom_overlap.jobfile.spec import TimesSource, read_job
+from lagom_overlap.jobfile.reading import read_job
+from lagom_overlap.jobfile.spec import TimesSource
 from lagom_overlap.planners.base import PlanProblem
 from lagom_overlap.planners.predict import predict
 from lagom_overlap.verbs import plan_problem

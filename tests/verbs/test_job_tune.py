@@ -36,7 +36,7 @@ from lagom_overlap.cli import main
 from lagom_overlap.errors import BackendError, OutputError, SpaceError, UnknownNameError
 from lagom_overlap.jobfile.describe import OUT_OF_BUDGET
 from lagom_overlap.jobfile.job import Job, PredictedJob, job_fingerprint
-from lagom_overlap.jobfile.spec import parse_job
+from lagom_overlap.jobfile.reading import parse_job
 from lagom_overlap.record import append_line, write_private
 from lagom_overlap.results.tune import TuneResult
 from lagom_overlap.tuners.bundle import parse_header

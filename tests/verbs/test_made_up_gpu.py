@@ -19,7 +19,8 @@ from lagom_overlap.cost.nccl.machines import topology_of
 from lagom_overlap.errors import JobError, UnknownNameError
 from lagom_overlap.hardware import load_gpu, load_preset
 from lagom_overlap.jobfile.job import Job
-from lagom_overlap.jobfile.spec import ClusterTable, parse_job
+from lagom_overlap.jobfile.reading import parse_job
+from lagom_overlap.jobfile.spec import ClusterTable
 from lagom_overlap.jobfile.step import job_step, stated_cluster
 from lagom_overlap.verbs.simulate import SimulateRequest, run_simulate
 

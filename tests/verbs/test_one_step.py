@@ -21,7 +21,8 @@ from lagom_overlap.collective import CommConfig, LaunchConfig, launched
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.errors import JobError
 from lagom_overlap.jobfile.job import Job
-from lagom_overlap.jobfile.spec import JobSpec, parse_job, read_job
+from lagom_overlap.jobfile.reading import parse_job, read_job
+from lagom_overlap.jobfile.spec import JobSpec
 from lagom_overlap.jobfile.variants import JobVariants
 from lagom_overlap.jobfile.whole_step import WholeStep
 from lagom_overlap.planners.deadline import SearchBudget

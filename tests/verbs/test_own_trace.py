@@ -15,7 +15,7 @@ from lagom_overlap.cost.overlap_fit import OverlapConstants, Way, WayConstants
 from lagom_overlap.cost.overlap_preset import FILE_NAME, constants_to_json, read_constants
 from lagom_overlap.errors import BundleError, JobError
 from lagom_overlap.jobfile.job import Job
-from lagom_overlap.jobfile.spec import parse_job
+from lagom_overlap.jobfile.reading import parse_job
 from lagom_overlap.verbs.own_trace import arms_of_run, fitted_to_default, job_of_run, read_own_run
 from lagom_overlap.verbs.tune import TuneRequest, run_tune
 

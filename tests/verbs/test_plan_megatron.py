@@ -16,7 +16,7 @@ from lagom_overlap.errors import JobError
 from lagom_overlap.export.tp_overlap import tp_overlap_yaml
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.jobfile.job import Job
-from lagom_overlap.jobfile.spec import parse_job
+from lagom_overlap.jobfile.reading import parse_job
 from lagom_overlap.planners.deadline import SearchBudget
 from lagom_overlap.planners.megatron.search import SwitchContext, SwitchEffect, SwitchVerdict, considered
 from lagom_overlap.planners.megatron.settings import MegatronSettings, environment

@@ -13,7 +13,7 @@ from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.jobfile import shapes, step
 from lagom_overlap.jobfile.job import Job, limits_of
-from lagom_overlap.jobfile.spec import read_tables
+from lagom_overlap.jobfile.reading import read_tables
 from lagom_overlap.sim.training import TrainingSimulator
 from lagom_overlap.verbs.compare import CompareRequest, run_compare
 from lagom_overlap.verbs.plan import PlanRequest, run_plan

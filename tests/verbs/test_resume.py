@@ -14,8 +14,8 @@ import lagom_overlap
 from lagom_overlap.cli import main
 from lagom_overlap.errors import BundleError, JobError
 from lagom_overlap.jobfile.job import Job
+from lagom_overlap.jobfile.reading import read_job
 from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunProcess, RunRecord
-from lagom_overlap.jobfile.spec import read_job
 from lagom_overlap.results.tune import TuneResult
 from lagom_overlap.tuners.journal import StepKind
 from lagom_overlap.verbs.resume import held, resumed

@@ -20,8 +20,8 @@ from lagom_overlap.cli import main
 from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.errors import LagomError, OutputError
 from lagom_overlap.interrupts import as_interrupts
+from lagom_overlap.jobfile.reading import read_job
 from lagom_overlap.jobfile.run_folder import RunFolder, RunKind
-from lagom_overlap.jobfile.spec import read_job
 from lagom_overlap.timeline import Timeline
 from lagom_overlap.verbs import run
 from lagom_overlap.verbs.selftest import SelfTestRequest, run_selftest

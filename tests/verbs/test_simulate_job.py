@@ -9,7 +9,7 @@ import pytest
 
 from lagom_overlap.errors import JobError, LagomError
 from lagom_overlap.jobfile.job import Job
-from lagom_overlap.jobfile.spec import parse_job, read_job
+from lagom_overlap.jobfile.reading import parse_job, read_job
 from lagom_overlap.results.simulate import SimulateResult
 from lagom_overlap.verbs.simulate import SimulateRequest, run_simulate
 from lagom_overlap.workload.parallel import PipelineSchedule, Recompute

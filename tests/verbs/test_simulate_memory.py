@@ -8,7 +8,7 @@ import pytest
 from lagom_overlap.errors import JobError
 from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.memory import check_memory
-from lagom_overlap.jobfile.spec import parse_job
+from lagom_overlap.jobfile.reading import parse_job
 from lagom_overlap.results.simulate import SimulateResult
 from lagom_overlap.verbs.simulate import SimulateRequest, run_simulate
 

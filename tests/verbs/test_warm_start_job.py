@@ -7,7 +7,8 @@ import pytest
 
 from lagom_overlap.errors import BundleError, JobError
 from lagom_overlap.jobfile.job import Job
-from lagom_overlap.jobfile.spec import JobSpec, read_job
+from lagom_overlap.jobfile.reading import read_job
+from lagom_overlap.jobfile.spec import JobSpec
 from lagom_overlap.tuners.base import Problems
 from lagom_overlap.tuners.registry import check_takes_warm_start
 from lagom_overlap.verbs.tune import TuneRequest, run_tune

@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     from lagom_emulate.verb import EmulateRequest, run_emulate  # noqa: PLC0415
     from lagom_overlap.cli.output import show  # noqa: PLC0415
     from lagom_overlap.cli.stdout import say  # noqa: PLC0415
-    from lagom_overlap.jobfile.spec import read_job  # noqa: PLC0415
+    from lagom_overlap.jobfile.reading import read_job  # noqa: PLC0415
     from lagom_overlap.verbs.run import command_of  # noqa: PLC0415
 
     spec = None if arguments.job is None else read_job(arguments.job, may_lack_work=True)

@@ -12,7 +12,9 @@ from lagom_overlap.cli.progress import PlainLines, is_terminal
 from lagom_overlap.cli.stdout import say, visible
 from lagom_overlap.errors import JobError
 from lagom_overlap.stderr import write_lines
-from lagom_overlap.verbs.init import InitRequest, asked_for, run_init
+from lagom_overlap.verbs.init import run_init
+from lagom_overlap.verbs.init_file import InitRequest
+from lagom_overlap.verbs.init_questions import asked_for
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -16,7 +16,8 @@ from typing import Any, Final
 import tomli_w
 
 from lagom_overlap.errors import JobError
-from lagom_overlap.jobfile.spec import JobSpec, parse_job, read_tables, seen_from
+from lagom_overlap.jobfile.reading import parse_job, read_tables, seen_from
+from lagom_overlap.jobfile.spec import JobSpec
 from lagom_overlap.toml_tables import parse_toml
 
 MAX_VARIANTS: Final = 4096

@@ -150,9 +150,9 @@ def _restart() -> None:
 def _begin() -> None:
     """In a rank whose process group is there."""
     # Not at the top: torch is the job's, and only a rank of it pays for the rest.
+    from lagom_overlap.online.job_store import tell_others  # noqa: PLC0415
     from lagom_overlap.online.launch_session import begin_session, note_job  # noqa: PLC0415
     from lagom_overlap.online.ranks.presence import say_here, say_off  # noqa: PLC0415
-    from lagom_overlap.online.tuner import tell_others  # noqa: PLC0415
 
     note_job(os.environ)
     tell_others(say_here)  # first, because the session may wait for them

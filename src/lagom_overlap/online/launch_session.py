@@ -37,6 +37,7 @@ from lagom_overlap.online.device import DeviceEvent, job_device, nccl_in_use
 from lagom_overlap.online.events import JsonLines, PrometheusFile, rank_of
 from lagom_overlap.online.guest import safely, say
 from lagom_overlap.online.job_profiler import OWN_PROFILER
+from lagom_overlap.online.job_store import tell_others
 from lagom_overlap.online.launch_steps import TrainingSteps, is_trained, is_trained_in_parallel
 from lagom_overlap.online.options import OnlineOptions, is_disabled
 from lagom_overlap.online.ranks.exchange import InDoubt
@@ -44,7 +45,7 @@ from lagom_overlap.online.ranks.messages import SETTLED, SwitchState
 from lagom_overlap.online.ranks.presence import say_off
 from lagom_overlap.online.run_jobs import note_rank
 from lagom_overlap.online.step_clock import HostEvent, IntervalClock
-from lagom_overlap.online.tuner import OnlineTuner, tell_others
+from lagom_overlap.online.tuner import OnlineTuner
 from lagom_overlap.record import emulated_by, write_private
 from lagom_overlap.results.conclusion import Conclusion
 from lagom_overlap.results.step_times import MOST_STEPS, RunSteps, write_step_times

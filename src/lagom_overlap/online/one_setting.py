@@ -8,10 +8,10 @@ from torch import nn
 from lagom_overlap.collective.sites import SiteSetting
 from lagom_overlap.online.agreed_table import meet
 from lagom_overlap.online.device import longest_wait_s
+from lagom_overlap.online.job_store import roll_call, store_of, tell_others
 from lagom_overlap.online.options import OnlineOptions
 from lagom_overlap.online.ranks.exchange import Exchange, StoreLost
 from lagom_overlap.online.ranks.presence import say_off
-from lagom_overlap.online.tuner import roll_call, store_of, tell_others
 
 
 class OneSetting:

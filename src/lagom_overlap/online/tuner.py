@@ -17,24 +17,20 @@ import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import distributed as dist
 from torch import nn
-from torch.distributed.distributed_c10d import _get_default_store
 from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817 - as everybody calls it
 
 from lagom_overlap import __version__
 from lagom_overlap.collective import ConfigKey, LaunchConfig
 from lagom_overlap.collective.sites import RoleCycle, SiteSetting, key_of, role_cycles
-from lagom_overlap.engines.bounded import BoundedCalls, Overdue
 from lagom_overlap.errors import BackendError, BundleError, LagomError
-from lagom_overlap.export.run_variables import MODE_VARIABLE
 from lagom_overlap.export.saved import SavedSettings, read_saved, write_saved
 from lagom_overlap.online.device import (
     DeviceEvent,
@@ -47,13 +43,14 @@ from lagom_overlap.online.device import (
 )
 from lagom_overlap.online.graph_captures import GRAPH_CAPTURES
 from lagom_overlap.online.job_profiler import OWN_PROFILER, why_not_now
+from lagom_overlap.online.job_store import refuse_others, roll_call, store_of
 from lagom_overlap.online.journal import JournalFile
 from lagom_overlap.online.launch_steps import is_pipelined
 from lagom_overlap.online.options import DISABLE_VARIABLE, OnlineOptions, is_disabled
 from lagom_overlap.online.ranks.exchange import Exchange, Store, StoreLost
 from lagom_overlap.online.ranks.member import Adopted, Member, calls_so_far
-from lagom_overlap.online.ranks.messages import SETTLED, SwitchState, WindowPlan, encode
-from lagom_overlap.online.ranks.presence import Presence, RollCall, say_off
+from lagom_overlap.online.ranks.messages import SETTLED, SwitchState
+from lagom_overlap.online.ranks.presence import Presence
 from lagom_overlap.online.replaced_ranks import REPLACED_RANKS
 from lagom_overlap.online.routes.base import GLOO, Route
 from lagom_overlap.online.routes.carve_out import open_compute_route
@@ -159,7 +156,7 @@ class OnlineTuner:
             trouble=lambda: presence.trouble() or who_is_here(),
             longest_s=longest_wait_s,
         )
-        refuse = partial(_refuse, exchange, name)
+        refuse = partial(refuse_others, exchange, name)
         if why := self._why_off(exchange, enabled=enabled):
             refuse(why)
             self._take_no_part(f"rank {self._rank}: it {why}")
@@ -463,83 +460,6 @@ def _leave(reference: "weakref.ref[OnlineTuner]") -> None:
     tuner = reference()
     if tuner is not None:
         tuner.close()
-
-
-def _refuse(exchange: Exchange, name: str, why: str) -> None:
-    """Tells the other ranks not to wait for this one."""
-    words = f"rank {exchange.rank}: it {why}"
-    windows = (0, 1)  # the first plan may be out already
-    try:
-        for window in windows:
-            exchange.veto(window, words)
-    except StoreLost as error:
-        if isinstance(error.__cause__, Overdue):
-            return  # the job's own connection need not answer either, and one wait more is one too many
-        # Without a thread or a connection of ours the job's own connection does: it has no wait of ours before it.
-        with contextlib.suppress(Exception):
-            store = dist.PrefixStore(f"lagom/{name}", _get_default_store())  # type: ignore[attr-defined]  # as below
-            for window in windows:
-                plan = WindowPlan(window=window, state=SwitchState.OFF, reason=words)
-                _by_the_jobs_store(partial(store.compare_set, f"plan/{window}", "", encode(plan)))
-    finally:
-        exchange.close()
-    tell_others(partial(say_off, why=why))
-
-
-def tell_others(say: Callable[[Store, int, str, str], None]) -> None:
-    """By the job's store, for whoever asks why a rank does not come; a job whose store is lost has other worries.
-
-    Only ranks of `lagom run` ask. A store that does not answer, or whose connection a wait of ours still holds, is not
-    waited for: this may be called because of that.
-    """
-    if (mode := os.environ.get(MODE_VARIABLE)) is None:
-        return
-    if is_disabled():
-        mode = f"off ({DISABLE_VARIABLE} is set)"
-    try:
-        store = dist.PrefixStore("lagom/here", _get_default_store())  # type: ignore[attr-defined]  # as below
-        _by_the_jobs_store(partial(say, cast("Store", store), dist.get_rank(), mode, __version__))
-    except Exception as error:
-        _log.debug("the others do not hear whether this rank is here: %s", error)
-
-
-def _by_the_jobs_store(word: Callable[[], object]) -> None:
-    """Says something by the job's own connection, in a thread where one can be had: without, none of ours waits there.
-
-    Raises:
-        Exception: the store's, or that it did not answer in time.
-    """
-    telling = BoundedCalls("lagom-tell")
-    try:
-        said = telling.start(word)
-    except RuntimeError:
-        word()
-    else:
-        said.result(min(OnlineOptions().timeout_s, longest_wait_s()))
-    finally:
-        telling.close()
-
-
-def roll_call(num_ranks: int, timeout_s: float) -> Callable[[], str]:
-    """Who takes no part, for a rank that waits; empty outside of `lagom run`, whose ranks alone say they are here."""
-    mode = os.environ.get(MODE_VARIABLE)
-    return str if mode is None else RollCall(partial(store_of, "here", timeout_s), num_ranks, mode, __version__).trouble
-
-
-def store_of(name: str, timeout_s: float) -> Store:
-    """The job's store under a prefix of ours, by a connection of its own: its waits hold nobody else up.
-
-    Where none can be made (not every store can be cloned), or not in time, it is the job's own, which may be lost, too:
-    PyTorch tries to reach a store that is gone for up to three times the store's timeout.
-    """
-    base: Any = _get_default_store()
-    timeout_s = min(timeout_s, longest_wait_s())
-    connecting = BoundedCalls("lagom-connect")
-    with contextlib.suppress(RuntimeError, AttributeError, Overdue):
-        base = connecting.call(base.clone, timeout_s)
-        base.set_timeout(timedelta(seconds=timeout_s))
-    connecting.close()
-    return cast("Store", dist.PrefixStore(f"lagom/{name}", base))  # type: ignore[attr-defined]
 
 
 def _open_route(model: nn.Module, store: Store, options: OnlineOptions, adapters: Sequence[str] | None) -> Route:

@@ -8,7 +8,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import Final
 
-from lagom_overlap.analysis.advice import advice_of, looked_for, without_losses
+from lagom_overlap.analysis.advice_rules import advice_of, looked_for, without_losses
 from lagom_overlap.analysis.against import against
 from lagom_overlap.analysis.collectives import unreachable_ns
 from lagom_overlap.analysis.estimate import FillIn

@@ -19,7 +19,8 @@ from typing import Any, Final
 
 from lagom_overlap.capturing.file import write_capture
 from lagom_overlap.errors import JobError, LagomError, MissingDependencyError, OutputError
-from lagom_overlap.jobfile.spec import JobSpec, read_job
+from lagom_overlap.jobfile.reading import read_job
+from lagom_overlap.jobfile.spec import JobSpec
 from lagom_overlap.jobfile.step import stated_cluster
 from lagom_overlap.results.capture import CaptureResult
 from lagom_overlap.workload.issued import IssuedStep

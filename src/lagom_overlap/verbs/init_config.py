@@ -13,7 +13,7 @@ import msgspec
 import tomli_w
 
 from lagom_overlap.errors import JobError
-from lagom_overlap.jobfile.spec import MAX_JOB_BYTES
+from lagom_overlap.jobfile.reading import MAX_JOB_BYTES
 from lagom_overlap.record import read_regular
 from lagom_overlap.toml_tables import from_table
 from lagom_overlap.workload.models import TransformerModel, load_model

@@ -15,8 +15,8 @@ from lagom_overlap.collective import CommConfig
 from lagom_overlap.errors import BundleError, JobError, LagomError, in_words
 from lagom_overlap.export.saved import FORMAT as SAVED_FORMAT
 from lagom_overlap.export.saved import read_saved
+from lagom_overlap.jobfile.reading import MAX_JOB_BYTES
 from lagom_overlap.jobfile.run_folder import RECORD, RunFolder, RunKind, SavedRun
-from lagom_overlap.jobfile.spec import MAX_JOB_BYTES
 from lagom_overlap.jobfile.variants import JobVariants
 from lagom_overlap.nccl_plugin import table_layout
 from lagom_overlap.nccl_plugin.table_reader import read_table

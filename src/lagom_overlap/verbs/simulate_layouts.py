@@ -17,8 +17,9 @@ from lagom_overlap.errors import JobError, LagomError
 from lagom_overlap.hardware import Cluster
 from lagom_overlap.interrupts import noted
 from lagom_overlap.jobfile.memory import check_memory
+from lagom_overlap.jobfile.reading import moved, parse_job, seen_from
 from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
-from lagom_overlap.jobfile.spec import ClusterTable, JobSpec, moved, parse_job, seen_from
+from lagom_overlap.jobfile.spec import ClusterTable, JobSpec
 from lagom_overlap.jobfile.step import SEQ_LEN, JobStep, cluster_of, job_step, stated_cluster
 from lagom_overlap.jobfile.variants import JobVariants, Values, job_toml
 from lagom_overlap.planners.layout_search import LayoutSearch, Outcome, SearchProgress

@@ -9,7 +9,7 @@ import pytest
 from lagom_overlap.cost.operators import load_framework
 from lagom_overlap.errors import JobError, UnknownNameError
 from lagom_overlap.jobfile.job import Job
-from lagom_overlap.jobfile.spec import parse_job
+from lagom_overlap.jobfile.reading import parse_job
 from lagom_overlap.jobfile.step import job_step
 from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.verbs.plan_carrier import carried
