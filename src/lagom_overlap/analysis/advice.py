@@ -45,7 +45,7 @@ _HOST_SHARE: Final = 0.10
 """Of the span. From here on the CPU is called what limits the job; below it, nothing is said. Chosen."""
 _WAIT_SHARE: Final = 0.30
 """Of the time in matched collectives. Ranks of a healthy job wait for each other, too. Chosen."""
-_WORTH: Final = 0.02
+WORTH: Final = 0.02
 """Less exposed communication than this part of a step is not worth a search."""
 _STALL_NS: Final = 1_000_000
 """A launch takes microseconds; a GPU that waits longer than this for one waits for something else on the CPU."""
@@ -560,7 +560,7 @@ def looked_for(findings: Findings, losing: Sequence[Advice] = ()) -> str:
     if not comm_ns:
         return "No collective runs: there is nothing to overlap. Give a trace of a job with several ranks."
     parts = [f"{100 * exposed_ns / span_ns:.1f} % of the step is exposed communication"]
-    if exposed_ns < _WORTH * span_ns:
+    if exposed_ns < WORTH * span_ns:
         parts.append("more overlap cannot gain more than that")
     else:
         row = max(findings.rows, key=lambda row: (row.exposed_ns, row.key))
