@@ -14,6 +14,7 @@ from rich.console import Console
 from lagom_overlap.cli import analyze as verb
 from lagom_overlap.cli.flags import VERBS
 from lagom_overlap.errors import LagomError, OutputError, TraceError
+from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
 from lagom_overlap.report.analyze.figures import waterfall_of
 from lagom_overlap.report.analyze.page import render_analysis
 from lagom_overlap.report.analyze.terminal import WIDTH, analysis_summary
@@ -152,7 +153,7 @@ def test_json_is_one_object_and_nothing_else(trace, capsys):
 def test_the_summary_fits_a_terminal_of_80_columns_and_one_screen(trace, tmp_path, capsys):
     assert verb.run(parse(str(trace), "--out", str(tmp_path / "o"))) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert max(len(line) for line in lines if not line.startswith(("Report:", "Timeline"))) <= WIDTH
+    assert max(len(line) for line in lines if not line.startswith(("Report:", "Timeline", "Next:"))) <= WIDTH
     assert len(lines) < 52
     text = "\n".join(lines)
     assert "exposed communication" in text
@@ -398,3 +399,54 @@ def test_no_number_of_sms_takes_the_figures_away(tmp_path, gpu, sms):
         theirs.compute_s,
         theirs.exposed_comm_s,
     )
+
+
+def test_the_next_line_runs_from_here_and_the_page_does_not_name_the_folder(tmp_path):
+    trace = steps_of(500, (530, 450)).write(tmp_path / "rank0.json.gz")
+    result = run_analyze(AnalyzeRequest(traces=(trace,), out=tmp_path / "o"))
+    assert result.next_line.startswith(f"lagom tune --from-trace {trace}  #")
+    assert "lagom tune --from-trace rank0.json.gz" in (tmp_path / "o" / "report.html").read_text()
+
+
+def steps_of(busy_us: float, *comms: tuple[float, float]) -> KinetoFile:
+    """Three steps of 1 ms that begin with a GEMM of `busy_us`, and have all-reduces at these starts and lengths."""
+    file = KinetoFile()
+    for at in (0.0, 1000.0, 2000.0):
+        file.step(int(at) // 1000, at, 1000.0)
+        file.kernel("gemm<128>", at + 20, busy_us, launch=at + 5)
+        for start, length in comms:
+            file.nccl("AllReduce_Sum_bf16_RING_LL", at + start, length, op="allreduce", nelems=1 << 22, launch=at + 6)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        (steps_of(960), "lagom run --observe -- COMMAND"),  # nothing communicates
+        (steps_of(960, (100, 400)), "lagom docs howto/no_gain"),  # all of it is hidden
+        (steps_of(500, (530, 450)), "lagom tune --from-trace"),  # all of it is exposed
+    ],
+)
+def test_the_next_line_fits_what_was_found(file, line, tmp_path):
+    result = run_analyze(AnalyzeRequest(traces=(file.write(tmp_path / "rank0.json"),)))
+    assert result.next_line.startswith(line), result.summary()
+
+
+def test_where_the_cpu_is_late_the_next_line_searches_no_setting(tmp_path):
+    file = KinetoFile()
+    for number in range(60):
+        file.kernel("gemm<128>", 100.0 * number, 10, launch=100.0 * number - 4)
+        file.nccl("AllReduce_Sum", 100.0 * number + 3, 20, op="allreduce", nelems=1 << 20, launch=100.0 * number - 3)
+    result = run_analyze(AnalyzeRequest(traces=(file.write(tmp_path / "rank0.json"),)))
+    assert result.next_line.startswith("lagom docs howto/launches")
+
+
+def test_the_next_line_names_the_command_of_the_run_that_left_the_trace(tmp_path):
+    (tmp_path / "traces").mkdir()
+    request = {"command": ["torchrun", "train.py", "--name", "a b"], "mode": "observe"}
+    RunFolder(tmp_path).write(RunRecord.now(RunKind.RUN, seed=None, request=request))
+    traces = steps_of(960).write(tmp_path / "traces" / "rank0.json")
+    for given in (tmp_path, tmp_path / "traces", traces):
+        line = run_analyze(AnalyzeRequest(traces=(given,))).next_line
+        assert line.startswith("lagom run --observe -- torchrun train.py --name 'a b'  #")
+    assert "COMMAND" in run_analyze(AnalyzeRequest(traces=(traces,), is_anonymous=True)).next_line

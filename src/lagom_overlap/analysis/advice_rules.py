@@ -20,7 +20,7 @@ from lagom_overlap.trace.gpu_trace import NS_PER_S
 
 _MIN_GAIN: Final = 0.002
 """Advice worth less than this part of a step is left out."""
-_WORTH: Final = 0.02
+WORTH: Final = 0.02
 """Less exposed communication than this part of a step is not worth a search."""
 _RULES: Final[tuple[Callable[[Findings], Iterator[Advice]], ...]] = (
     fewer_channels,
@@ -75,7 +75,7 @@ def looked_for(findings: Findings, losing: Sequence[Advice] = ()) -> str:
     if not comm_ns:
         return "No collective runs: there is nothing to overlap. Give a trace of a job with several ranks."
     parts = [f"{100 * exposed_ns / span_ns:.1f} % of the step is exposed communication"]
-    if exposed_ns < _WORTH * span_ns:
+    if exposed_ns < WORTH * span_ns:
         parts.append("more overlap cannot gain more than that")
     else:
         row = max(findings.rows, key=lambda row: (row.exposed_ns, row.key))

@@ -16,11 +16,13 @@ from lagom_overlap.cli.stdout import named, say
 from lagom_overlap.errors import JobError
 from lagom_overlap.interrupts import exit_code
 from lagom_overlap.jobfile.job import join_launched
+from lagom_overlap.jobfile.run_folder import job_command
 from lagom_overlap.jobfile.spec import JobSpec
 from lagom_overlap.jobfile.variants import JobVariants
 from lagom_overlap.report.fitted import to_type
 from lagom_overlap.report.tune.terminal import changes, verdict_panel
 from lagom_overlap.report.tune.words import UNDO, next_commands
+from lagom_overlap.results.conclusion import UNKNOWN
 from lagom_overlap.trace.files import EXAMPLE
 from lagom_overlap.tuners.journal import StepKind
 from lagom_overlap.units import format_seconds
@@ -89,11 +91,12 @@ def run(arguments: argparse.Namespace) -> int:
         out=arguments.out,
         warm_start=arguments.warm_start,
     )
-    return tune(request, as_json=arguments.json, details=arguments.details)
+    command = job_command(trace) if trace is not None else UNKNOWN
+    return tune(request, as_json=arguments.json, details=arguments.details, command=command)
 
 
-def tune(request: TuneRequest, *, as_json: bool, details: bool) -> int:
-    """Tunes, prints, and returns the exit code."""
+def tune(request: TuneRequest, *, as_json: bool, details: bool, command: str = UNKNOWN) -> int:
+    """Tunes, prints, and returns the exit code; `command` is the job's, for the lines to type."""
     if (code := join_launched(request.backend_name)) is not None:
         return code
     with PlainLines("tune", "starting") as lines, ProgressBar(request.job.spec) as observe:
@@ -106,7 +109,7 @@ def tune(request: TuneRequest, *, as_json: bool, details: bool) -> int:
         kinds = (("Report", "report.html"), ("Timeline (Perfetto)", "timeline.json"))
         say("\n" + "\n".join(named(files[name], what) for what, name in kinds if name in files))
         folder = shlex.quote(str(result.folder)) if result.folder is not None else "RUN"
-        first, *others = next_commands(result, folder)
+        first, *others = (line.replace(UNKNOWN, command) for line in next_commands(result, folder))
         next_lines = [f"Next: {first}", *(f"Or:   {line}" for line in others if line != UNDO)]
         undo = [Text(f"To undo{UNDO.partition('undo')[2]}.")] if UNDO in others else []
         show(Group(Text(), *map(to_type, next_lines), *undo))

@@ -9,6 +9,7 @@ from lagom_overlap.collective.sites import cycles_for, key_of, standing_for
 from lagom_overlap.errors import JobError
 from lagom_overlap.export.deployment import Deployment
 from lagom_overlap.export.saved import GLOO_ROUTE, SETTINGS_NAME, SavedSettings, read_saved
+from lagom_overlap.jobfile.run_folder import job_command
 from lagom_overlap.nccl_plugin.channel_limit import most_channels
 from lagom_overlap.nccl_plugin.table_layout import MAX_COMMUNICATORS
 from lagom_overlap.nccl_plugin.table_writer import ProcessCommunicator
@@ -39,7 +40,7 @@ def read_online_deployment(path: Path) -> tuple[Deployment, SavedSettings]:
     if saved.route == GLOO_ROUTE:
         raise JobError(
             f"{str(path)!r} was tuned on gloo: its slices mean nothing to NCCL; a job on gloo starts from it: "
-            f"lagom run --config {shlex.quote(str(path))} -- COMMAND"
+            f"lagom run --config {shlex.quote(str(path))} -- {job_command(path)}"
         )
     rows = {key_of(setting.site): setting.config for setting in saved.settings if not setting.config.is_untouched}
     roles = [key.communicator for key in rows]

@@ -32,6 +32,7 @@ from lagom_overlap.record import (
     write_private,
 )
 from lagom_overlap.results.base import encoded
+from lagom_overlap.results.conclusion import command_line
 
 _log = logging.getLogger(__name__)
 
@@ -296,6 +297,24 @@ class SavedRun:
             return msgspec.convert(self.record.job, JobSpec)
         except msgspec.ValidationError as error:
             raise BundleError(f"run folder {str(self.path)!r} holds no job: {in_words(str(error))}") from None
+
+
+def job_command(path: Path) -> str:
+    """The command of the training job whose run left `path`: its folder, or a file or folder of traces in it."""
+    for folder in (path, path.parent, path.parent.parent):
+        if (folder / RECORD).is_file():
+            try:
+                run = RunFolder.read(folder)
+                return command_line(msgspec.convert(run.record.request, _Asked).command)
+            except (JobError, BundleError, OSError, msgspec.ValidationError):
+                break
+    return command_line(())
+
+
+class _Asked(msgspec.Struct, frozen=True):
+    """What is read of a request: that of `lagom run` alone has a command."""
+
+    command: tuple[str, ...] = ()
 
 
 def list_runs(folder: Path) -> tuple[SavedRun, ...]:

@@ -13,7 +13,7 @@ from lagom_overlap.export.run_variables import COMMAND_VARIABLE
 from lagom_overlap.online.options import OnlineOptions
 from lagom_overlap.online.ranks.messages import SETTLED, SwitchState
 from lagom_overlap.record import describe_machine, emulated_by, package_versions, utc_now
-from lagom_overlap.results.conclusion import Conclusion, line_under
+from lagom_overlap.results.conclusion import Conclusion, command_line, line_under
 
 if TYPE_CHECKING:  # the rank that wrote a proof loads it
     from lagom_overlap.online.ranks.check import Check
@@ -23,8 +23,6 @@ BY_RESTARTS: Final = "--restarts 6"
 """What proves the same where the running job cannot be judged, with the least number of pairs."""
 _ENDED: Final = (*SETTLED, SwitchState.OFF, SwitchState.FROZEN)
 """States in which nothing more is tried or judged."""
-_MOST_SHOWN: Final = 300
-"""Characters of a command that are repeated; a longer one is called COMMAND."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +54,7 @@ def command_words(environment: Mapping[str, str] = os.environ) -> tuple[str, ...
 
 def command_text(environment: Mapping[str, str] = os.environ) -> str:
     """The job's command for a shell."""
-    text = shlex.join(command_words(environment))
-    return text if 0 < len(text) <= _MOST_SHOWN else "COMMAND"
+    return command_line(command_words(environment))
 
 
 def of_tuning(stand: Stand, folder: Path, command: str) -> Conclusion:

@@ -1,11 +1,24 @@
 """What every `lagom run` ends with, for people: what was found, why, and the next line to type."""
 
+import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 _EMULATED: Final = "on emulated GPUs: "
 ELSEWHERE: Final = "lagom emulate ... --"
 """What stands in a line to type for an emulation that a trace does not say how to start."""
+
+UNKNOWN: Final = "COMMAND"
+"""What stands in a line to type for the command of a training job that is not known."""
+_MOST_SHOWN: Final = 300
+"""Characters of a job's command that a line to type repeats."""
+
+
+def command_line(words: Sequence[str]) -> str:
+    """The command of a training job as a line to type holds it; `UNKNOWN` where it is not known, or too long."""
+    text = shlex.join(words)
+    return text if 0 < len(text) <= _MOST_SHOWN else UNKNOWN
 
 
 def line_under(launcher: str, line: str) -> str:

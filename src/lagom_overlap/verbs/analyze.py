@@ -1,14 +1,15 @@
 """`lagom analyze`: traces become findings and advice, written down next to the trace with what was found drawn in."""
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import repeat
 from pathlib import Path
 from typing import Final
 
-from lagom_overlap.analysis.advice_rules import advice_of, looked_for, without_losses
+from lagom_overlap.analysis.advice import Advice
+from lagom_overlap.analysis.advice_rules import WORTH, advice_of, looked_for, without_losses
 from lagom_overlap.analysis.against import against
 from lagom_overlap.analysis.collectives import unreachable_ns
 from lagom_overlap.analysis.estimate import FillIn
@@ -18,10 +19,11 @@ from lagom_overlap.analysis.hta import hta_figures
 from lagom_overlap.analysis.tracks import MAX_SPANS, GroupSpan, rank_timeline
 from lagom_overlap.errors import LagomError, TraceError
 from lagom_overlap.hardware import Cluster
-from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
+from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord, job_command
 from lagom_overlap.record import check_new_folder, utc_now
 from lagom_overlap.results.analyze import Analysis, AnalyzeResult
 from lagom_overlap.results.analyze_rows import collective_times, contention_times, group_times, part_times, rank_times
+from lagom_overlap.results.conclusion import ELSEWHERE, UNKNOWN, line_under
 from lagom_overlap.sim.what_if import WhatIf
 from lagom_overlap.timeline import Timeline
 from lagom_overlap.trace.chrome_writer import chrome_trace
@@ -109,7 +111,7 @@ def run_analyze(request: AnalyzeRequest, observe: Callable[[ReadProgress], None]
         groups=group_times(groups),
         advice=advice,
         looked_for="" if advice else looked_for(findings, found),
-        next_line=_next_line(request, findings, has_groups=bool(groups)),
+        next_line=_next_line(request, findings, advice, has_groups=bool(groups)),
         what_ifs=what_ifs,
         unreachable_comm_s=seconds(unreachable_ns(findings.rows)),
         rank_skew_s=None if findings.rank_skew_ns is None else seconds(findings.rank_skew_ns),
@@ -122,29 +124,52 @@ def run_analyze(request: AnalyzeRequest, observe: Callable[[ReadProgress], None]
     )
     result = replace(result, said=result.summary(), measured=result.analysis)
     if request.out is not None:
-        _write(request.out, _record(request), result, seed=request.seed)
+        _write(request.out, request, result)
     return result
 
 
-def _next_line(request: AnalyzeRequest, findings: Findings, *, has_groups: bool) -> str:
-    """What to type next: a prediction from these traces where something overlaps, else a better recording."""
+def _next_line(request: AnalyzeRequest, findings: Findings, advice: Sequence[Advice], *, has_groups: bool) -> str:
+    """What to type next, by what was found: where no setting can gain anything, none is searched."""
     first = request.traces[0]
     if first == EXAMPLE:
         return "lagom tune --example  # what other settings would gain"
-    folders = {trace.parent for trace in request.traces}
-    whole = first.parent if len(request.traces) > 1 and len(folders) == 1 else first
-    if whole.is_absolute():  # the page goes to others, whom the folders of this machine do not concern
-        whole = whole.relative_to(Path.cwd()) if whole.is_relative_to(Path.cwd()) else Path(whole.name)
-    traces = "TRACE" if request.is_anonymous else shlex.quote(str(whole))
     if findings.hangs:
         return "py-spy dump --pid PID  # on a rank that did not come: where it stands instead"
-    if not any(len(rank.trace.events) for rank in findings.ranks):
-        return "lagom run --observe -- COMMAND  # records what overlaps"
-    if any(rank.trace.is_cpu and rank.trace.calls for rank in findings.ranks):  # the model is of GPUs
-        return "lagom run --online -- COMMAND  # searches in the job itself"
+    command = UNKNOWN if request.is_anonymous else job_command(first)
+    timed = [rank for rank in findings.ranks if len(rank.trace.events)]
+    launcher = ELSEWHERE if any(rank.trace.is_emulated for rank in timed) else ""
+    observe = line_under(launcher, f"lagom run --observe -- {command}")
+    online = line_under(launcher, f"lagom run --online -- {command}")
+    if not timed:
+        return f"{observe}  # records what overlaps"
+    span_ns = sum(rank.measures.span_ns for rank in timed)
+    comm_ns = sum(rank.measures.comm_ns for rank in timed)
+    host_ns = sum(rank.measures.host_bound_ns for rank in timed)
+    felt_ns = sum(rank.measures.exposed_comm_ns for rank in timed) + findings.contention.total.stretched_ns
+    if not comm_ns:
+        return f"{observe}  # on several ranks: no collective runs here"
+    if advice and advice[0].rule in ("host_bound", "blocking_launches") and host_ns > felt_ns:
+        return "lagom docs howto/launches  # the GPU waits for the CPU"
+    if felt_ns < WORTH * span_ns:
+        return "lagom docs howto/no_gain  # communication costs this step next to nothing"
+    if advice and advice[0].rule == "late_peers":
+        return "lagom docs howto/no_gain  # ranks wait for a late one: even out the work"
+    if any(rank.trace.is_cpu for rank in timed):  # the model is of GPUs
+        return f"{online}  # searches in the job itself"
+    if unreachable_ns(findings.rows) >= comm_ns:
+        return "lagom docs support  # no setting reaches the collectives that run here"
     if not has_groups:
-        return "lagom run --observe -- COMMAND  # which collectives run, and which settings reach them"
+        return f"{online}  # no model fits this trace: searches in the job itself"
+    traces = "TRACE" if request.is_anonymous else shlex.quote(str(_whole(request)))
     return f"lagom tune --from-trace {traces}  # what other settings would gain"
+
+
+def _whole(request: AnalyzeRequest) -> Path:
+    """The traces as one path, as seen from the working folder: their folder, where all are of one."""
+    first = request.traces[0]
+    folders = {trace.parent for trace in request.traces}
+    whole = first.parent if len(request.traces) > 1 and len(folders) == 1 else first
+    return whole.relative_to(Path.cwd()) if whole.is_relative_to(Path.cwd()) else whole
 
 
 def _unread(lines: list[str], request: AnalyzeRequest) -> tuple[str, ...]:
@@ -254,21 +279,30 @@ def _timelines_of(findings: Findings, groups: tuple[GroupSpan, ...] = ()) -> dic
     return timelines
 
 
-def _write(folder: Path, request: Mapping[str, object], result: AnalyzeResult, *, seed: int) -> None:
+def _write(folder: Path, request: AnalyzeRequest, result: AnalyzeResult) -> None:
     """Writes the run folder: run.json, report.html, timeline.json; of an anonymous request nothing of the machine.
+
+    What is written goes to others, whom the folders of this machine do not concern.
 
     Raises:
         OutputError: if the folder cannot be made or written.
     """
     from lagom_overlap.report.analyze.page import render_analysis  # noqa: PLC0415 - plotly takes longer than reading
 
-    is_anonymous = bool(request["anonymise"])
+    seed, whole = request.seed, _whole(request)
+    kept = (
+        replace(result, next_line=result.next_line.replace(str(whole), whole.name), measured=result.analysis)
+        if whole.is_absolute()
+        else result
+    )
     spans = _group_spans(result.analysis.groups)
     RunFolder.create(folder, RunKind.ANALYZE).write(
-        RunRecord.now(RunKind.ANALYZE, seed=seed, request=request, date=result.date, is_anonymous=is_anonymous),
-        result,
+        RunRecord.now(
+            RunKind.ANALYZE, seed=seed, request=_record(request), date=result.date, is_anonymous=request.is_anonymous
+        ),
+        kept,
         {
-            "report.html": lambda: render_analysis(result).encode(),
+            "report.html": lambda: render_analysis(kept).encode(),
             "timeline.json": lambda: chrome_trace(_timelines_of(result.analysis.findings, spans)),
         },
     )

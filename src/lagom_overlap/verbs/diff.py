@@ -23,10 +23,10 @@ from lagom_overlap.collective import CommConfig
 from lagom_overlap.collective.sites import SiteSetting
 from lagom_overlap.errors import BundleError
 from lagom_overlap.export.saved import SETTINGS_NAME, read_saved
-from lagom_overlap.jobfile.run_folder import RECORD, RunFolder, RunKind, SavedRun
+from lagom_overlap.jobfile.run_folder import RECORD, RunFolder, RunKind, SavedRun, job_command
 from lagom_overlap.record import read_regular
 from lagom_overlap.report.proof import read_proof
-from lagom_overlap.results.conclusion import Conclusion
+from lagom_overlap.results.conclusion import UNKNOWN, Conclusion
 from lagom_overlap.results.diff import ChangedSetting, ComparedTime, DiffResult
 from lagom_overlap.results.proof import ProofResult
 from lagom_overlap.results.step_times import read_step_times
@@ -245,12 +245,13 @@ def _conclusion(
     one: _Side, two: _Side, settings: Sequence[ChangedSetting], times: Sequence[ComparedTime]
 ) -> Conclusion:
     """The first time of all decides: of a training job its steps, else what its verb puts first."""
+    command = next((line for side in (two, one) if (line := job_command(side.run.path)) != UNKNOWN), UNKNOWN)
     if not times:
         kinds = " and ".join(f"a run of lagom {side.run.kind.words}" for side in (one, two))
         why = f"{kinds} have no time in common"
         if RunKind.RUN in (one.run.kind, two.run.kind):
             why += ": a training job's steps are kept once it has settled"
-        return Conclusion("the times cannot be compared", why, "lagom run --observe -- COMMAND    # times the steps")
+        return Conclusion("the times cannot be compared", why, f"lagom run --observe -- {command}    # times the steps")
     first = times[0]
     several = f"{len(settings)} settings differ" if len(settings) > 1 else "one setting differs"
     differ = several if settings else "nothing was set otherwise"
@@ -258,17 +259,17 @@ def _conclusion(
         is_open = first.verdict == "not measurably different"
         sentence = "the runs are not measurably different" if is_open else f"the second run is {first.verdict}"
         why = f"{first.words}; {differ}. One run each: what differs from start to start is not known"
-        return Conclusion(sentence, why, _proof_line(two, one))
+        return Conclusion(sentence, why, _proof_line(command, two, one))
     way = "shorter" if first.ratio > 1 else "longer"
     sentence = f"{first.name} is {format_percent(abs(first.second_s / first.first_s - 1))} {way} in the second run"
     if first.ratio == 1:
         sentence = f"{first.name} is the same"
     return Conclusion(
-        sentence, f"{differ}; one figure each: no interval", "lagom run --online -- COMMAND    # measures it"
+        sentence, f"{differ}; one figure each: no interval", f"lagom run --online -- {command}    # measures it"
     )
 
 
-def _proof_line(*sides: _Side) -> str:
+def _proof_line(command: str, *sides: _Side) -> str:
     """What proves the settings of a run against the default: the first side that leaves some which can be proven."""
     for side in sides:
         has_some = any(name in side.run.files for name in _TOML) or side.has_settings
@@ -276,5 +277,5 @@ def _proof_line(*sides: _Side) -> str:
         for subject in ([side.run.path] if has_some else []) + ([Path(config)] if config else []):
             if (kind := provable(subject)) is not None:
                 words = "in turns in one job" if kind is GivenKind.SETTINGS else "by restarts of the job"
-                return f"lagom run --prove {shlex.quote(str(subject))} -- COMMAND    # {words}"
-    return "lagom run --online -- COMMAND    # neither run left settings that can be proven"
+                return f"lagom run --prove {shlex.quote(str(subject))} -- {command}    # {words}"
+    return f"lagom run --online -- {command}    # neither run left settings that can be proven"

@@ -32,7 +32,7 @@ from lagom_overlap.hardware import Cluster
 from lagom_overlap.interrupts import held_back
 from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.online_settings import online_settings, read_online_deployment
-from lagom_overlap.jobfile.run_folder import RECORD, RunFolder
+from lagom_overlap.jobfile.run_folder import RECORD, RunFolder, job_command
 from lagom_overlap.nccl_plugin.capability import BoxMaps
 from lagom_overlap.nccl_plugin.loaded import installed_nccl
 from lagom_overlap.nccl_plugin.size_ranges import CallSite
@@ -68,13 +68,13 @@ class Format(StrEnum):
 
 
 _USES: Final = {
-    Format.PLUGIN: "lagom run --config {path} -- COMMAND",
-    Format.NVIDIA_CSV: "NCCL_TUNER_CONFIG_FILE={path} NCCL_TUNER_PLUGIN=libnccl-tuner-example.so COMMAND    "
+    Format.PLUGIN: "lagom run --config {path} -- {command}",
+    Format.NVIDIA_CSV: "NCCL_TUNER_CONFIG_FILE={path} NCCL_TUNER_PLUGIN=libnccl-tuner-example.so {command}    "
     "# NVIDIA's example tuner, or RCCL's",
-    Format.NCCLX_CSV: "NCCLX_TUNER_CONFIG_FILE=$(realpath {path}) COMMAND",
-    Format.NCCLX_JSON: "NCCLX_TUNER_CONFIG_FILE=$(realpath {path}) COMMAND    # a build of NCCLX with folly",
-    Format.ENV: "env $(grep -v '^#' {path}) COMMAND",
-    Format.MEGATRON_YAML: "COMMAND --nccl-communicator-config-path {path}",
+    Format.NCCLX_CSV: "NCCLX_TUNER_CONFIG_FILE=$(realpath {path}) {command}",
+    Format.NCCLX_JSON: "NCCLX_TUNER_CONFIG_FILE=$(realpath {path}) {command}    # a build of NCCLX with folly",
+    Format.ENV: "env $(grep -v '^#' {path}) {command}",
+    Format.MEGATRON_YAML: "{command} --nccl-communicator-config-path {path}",
     Format.PERFETTO: "python3 -m webbrowser https://ui.perfetto.dev    # and open {path} there",
 }
 """How each file is given to a job; leaving it out again is how it is undone."""
@@ -138,7 +138,7 @@ def run_export(request: ExportRequest) -> ExportResult:
         path = out / exported.name
         use = line_under(
             _launcher(request.run) if wanted is Format.PLUGIN else "",
-            _USES[wanted].format(path=shlex.quote(str(path))),
+            _USES[wanted].format(path=shlex.quote(str(path)), command=job_command(request.run)),
         )
         files.append(ExportedFile(format=wanted, path=path, use=use, not_carried=tuple(notes)))
     return ExportResult(

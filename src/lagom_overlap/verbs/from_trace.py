@@ -30,6 +30,7 @@ from lagom_overlap.cost.fit import FittedConstant
 from lagom_overlap.errors import JobError, TraceError
 from lagom_overlap.hardware import Cluster
 from lagom_overlap.jobfile.job import Job, PredictedJob
+from lagom_overlap.jobfile.run_folder import job_command
 from lagom_overlap.jobfile.spec import JobSpec, JobTable, TuneTable
 from lagom_overlap.nccl_plugin.support import NcclVersion
 from lagom_overlap.results.tune import FitErrors
@@ -245,7 +246,9 @@ def _errors(fit: TraceFit, halves: Sequence[TraceFit], trace: GroupedTrace, find
     )
 
 
-def _check_modelled(errors: FitErrors, traced: Sequence[TracedGroup], drifts_s: Mapping[str, float]) -> None:
+def _check_modelled(
+    errors: FitErrors, traced: Sequence[TracedGroup], drifts_s: Mapping[str, float], command: str
+) -> None:
     """Refuses a model whose step is not the measured one.
 
     Raises:
@@ -264,7 +267,7 @@ def _check_modelled(errors: FitErrors, traced: Sequence[TracedGroup], drifts_s: 
         f"{format_percent(errors.share)} of the step off what was measured ({format_percent(MAX_STEP_ERROR, 0)} are "
         f"allowed), most of it in {name} ({calls}: {format_seconds(worst.makespan_s)} measured, off by "
         f"{format_seconds(errors.error_s[name])}{drift}); "
-        "measure instead: lagom run --online -- COMMAND"
+        f"measure instead: lagom run --online -- {command}"
     )
 
 
@@ -400,13 +403,14 @@ def predicted_job(request: FromTraceRequest) -> PredictedJob:
         JobError: if no cluster is known, or it has fewer GPUs than the collectives have ranks.
     """
     job = Job(_spec_of(request))
+    command = job_command(request.traces[0])
     unread: list[str] = []
     traces = read_traces(request.traces, unread=unread)
     if not any(len(trace.events) and not trace.is_cpu for trace in traces):
         what = "operators on the CPU" if any(trace.is_cpu for trace in traces) else "no timeline"
         raise TraceError(
             f"{traces[0].file}: {what}: the contention model is of GPUs, so nothing can be predicted from it; search "
-            "in the job itself: lagom run --online -- COMMAND"
+            f"in the job itself: lagom run --online -- {command}"
         )
     findings = analyse(traces)
     cluster, stands_in = _cluster(job, findings)
@@ -418,13 +422,15 @@ def predicted_job(request: FromTraceRequest) -> PredictedJob:
         why = f" ({left_out[0]})" if left_out else ""
         raise TraceError(
             f"no overlap group of the trace can be simulated{why}: there is nothing to tune by a model; measure "
-            "instead: lagom run --online -- COMMAND"
+            f"instead: lagom run --online -- {command}"
         )
     traced = fit.job
-    _check_modelled(_errors(fit, [], trace, findings), traced.groups, trace.drifts_s)  # else two fits more to refuse it
+    _check_modelled(
+        _errors(fit, [], trace, findings), traced.groups, trace.drifts_s, command
+    )  # else two fits more to refuse it
     halves = [fit_trace(findings, list(half.values()), model, half=at) for at, half in enumerate(trace.halves)]
     errors = _errors(fit, [half for half in halves if half is not None], trace, findings)
-    _check_modelled(errors, traced.groups, trace.drifts_s)
+    _check_modelled(errors, traced.groups, trace.drifts_s, command)
     groups = tuple(traced_group.group for traced_group in traced.groups)
     sites = _sites(traced.groups, findings)
     backend_request = replace(job.request_for(groups, seed=request.seed), cluster=fit.model.cluster)

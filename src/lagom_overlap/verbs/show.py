@@ -16,7 +16,7 @@ from lagom_overlap.errors import BundleError, JobError, LagomError, in_words
 from lagom_overlap.export.saved import FORMAT as SAVED_FORMAT
 from lagom_overlap.export.saved import read_saved
 from lagom_overlap.jobfile.reading import MAX_JOB_BYTES
-from lagom_overlap.jobfile.run_folder import RECORD, RunFolder, RunKind, SavedRun
+from lagom_overlap.jobfile.run_folder import RECORD, RunFolder, RunKind, SavedRun, job_command
 from lagom_overlap.jobfile.variants import JobVariants
 from lagom_overlap.nccl_plugin import table_layout
 from lagom_overlap.nccl_plugin.table_reader import read_table
@@ -327,7 +327,7 @@ def _settings(path: Path) -> ShowResult:
             f"{call.kind} of {format_bytes(call.num_bytes)} on {call.description!r}: {config_text(setting.config)}"
         )
     adopted = "adopted" if saved.is_adopted else "none: the default was not beaten"
-    follow = f"Next: lagom run --config {_typed(path)} -- COMMAND"
+    follow = f"Next: lagom run --config {_typed(path)} -- {job_command(path)}"
     return ShowResult(path=path, what=f"settings of a tuned job, {adopted}", said=tuple(lines), next=follow)
 
 
