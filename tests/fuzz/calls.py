@@ -45,10 +45,8 @@ class Calls:
         waiting: list[Callable[[], Any]] = []
         results: list[torch.Tensor] = []
         for number, (kind, dtype, size, group, op, wait, at) in enumerate(self._features):
-            if at != when:
-                continue
             pg = self._some if group == "some" else dist.group.WORLD
-            if dist.get_rank(pg) < 0:
+            if at != when or dist.get_rank(pg) < 0:
                 continue
             x = drawn_numbers(100 * step + number + 7 * dist.get_rank(), size)
             x = (x * 8).to(getattr(torch, dtype))
@@ -132,19 +130,8 @@ def one_call(
             whole = x.repeat(n).view(n, -1)
             out = torch.empty_like(whole)
             return dist.all_to_all_single(out, whole, group=group, async_op=is_async), [out], []
-        case "gather in place" | "gather overlapping":
-            out = x.repeat(n)
-            part = rank if kind == "gather in place" else (rank + 1) % n
-            source = out[part * x.numel() : (part + 1) * x.numel()]
-            return dist.all_gather_into_tensor(out, source, group=group, async_op=is_async), [out], []
-        case "scatter in place":
-            whole = x.repeat(n)
-            out = whole[rank * x.numel() : (rank + 1) * x.numel()]
-            return dist.reduce_scatter_tensor(out, whole, op=op, group=group, async_op=is_async), [out], []
-        case "exchange overlapping":
-            memory = x.repeat(2 * n)
-            source, out = memory[: n * x.numel()], memory[x.numel() : (n + 1) * x.numel()]
-            return dist.all_to_all_single(out, source, group=group, async_op=is_async), [out], []
+        case "gather in place" | "gather overlapping" | "scatter in place" | "exchange overlapping":
+            return overlapping_call(kind, x, group, op, is_async=is_async)
         case "uneven":
             counts = [[(i + 2 * j) % 3 for j in range(n)] for i in range(n)]
             leaving, arriving = counts[rank], [row[rank] for row in counts]
@@ -175,6 +162,27 @@ def one_call(
             for work in dist.batch_isend_irecv(posts):
                 work.wait()
             return None, [out], []
+
+
+def overlapping_call(
+    kind: str, x: torch.Tensor, group: Any, op: Any, *, is_async: bool
+) -> tuple[Any, list[torch.Tensor], list[Any]]:
+    """The same of a call whose input and output share memory."""
+    n, rank, size = dist.get_world_size(group), dist.get_rank(group), x.numel()
+    whole = x.repeat(2 * n)
+    match kind:
+        case "gather in place" | "gather overlapping":
+            whole = whole[: n * size]
+            part = rank if kind == "gather in place" else (rank + 1) % n
+            source = whole[part * size : (part + 1) * size]
+            return dist.all_gather_into_tensor(whole, source, group=group, async_op=is_async), [whole], []
+        case "scatter in place":
+            whole = whole[: n * size]
+            out = whole[rank * size : (rank + 1) * size]
+            return dist.reduce_scatter_tensor(out, whole, op=op, group=group, async_op=is_async), [out], []
+        case _:
+            source, out = whole[: n * size], whole[size : (n + 1) * size]
+            return dist.all_to_all_single(out, source, group=group, async_op=is_async), [out], []
 
 
 def wrong(what: str) -> None:
