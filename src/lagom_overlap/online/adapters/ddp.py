@@ -1,13 +1,13 @@
 """DDP on gloo: gradient buckets handed to the route by a communication hook.
 
 The hook does what DDP's reducer does without one, to the bit: it scales a bucket as the reducer scales the gradients
-that it copies into it, sums over ranks, asynchronously. DDP waits for the buckets inside its C++ reducer, unseen, so
-the whole step counts as one window. Settings that scale in a way that a hook cannot see are left alone.
+that it copies into it, sums over ranks, asynchronously. DDP waits for the buckets inside its C++ reducer, when the
+backward pass is over: the route is told so. Settings that scale in a way that a hook cannot see are left alone.
 """
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import cache
+from functools import cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -29,8 +29,8 @@ _C10D: Any = dist
 _NO_PASS = -1
 """What `_current_graph_task_id` answers outside a backward pass."""
 
-Reduce = Callable[[torch.Tensor, dist.ProcessGroup], Future[torch.Tensor]]
-"""Sums a bucket over a group."""
+Reduce = Callable[[torch.Tensor, dist.ProcessGroup, bool], Future[torch.Tensor]]
+"""Sums a bucket over a group; the flag says that it is the last of its backward pass."""
 
 
 class DdpHook:
@@ -67,7 +67,7 @@ class DdpHook:
         # Ranks that have joined make no steps: they would not count the calls as the others do.
         if self.reduce is None or is_joinable or buffer.layout is not torch.strided:
             return first_result(group.allreduce([buffer]), buffer)
-        return self.reduce(buffer, group)
+        return self.reduce(buffer, group, bucket.is_last())
 
     def _scale(self, buffer: torch.Tensor, num_ranks: int) -> None:
         """As the reducer: it multiplies in copying, and divides where it does not copy one by one."""
@@ -102,7 +102,10 @@ class DdpAdapter:
         if not ddp_models(model):
             say_once(f"DDP is left alone: {type(model).__name__} holds no DistributedDataParallel")
 
-        def reduce(buffer: torch.Tensor, group: dist.ProcessGroup) -> Future[torch.Tensor]:
+        def reduce(buffer: torch.Tensor, group: dist.ProcessGroup, is_last: bool) -> Future[torch.Tensor]:
+            if is_last and route.is_measuring:
+                # After the pass, and before the callback in which DDP waits, which it queues when this returns.
+                torch.autograd.Variable._execution_engine.queue_callback(partial(route.joins, group))
             # Not by dist.all_reduce, which the adapter "calls" may have routed, too.
             return first_result(
                 route.call(CollectiveKind.ALL_REDUCE, buffer, buffer, group, lambda: group.allreduce([buffer])), buffer
@@ -152,6 +155,7 @@ def hook_of(model: DistributedDataParallel) -> DdpHook | None:
 def _why_not(model: DistributedDataParallel) -> str | None:
     missing = missing_names(model, _NEEDED) + missing_names(_C10D, ("_register_comm_hook",))
     missing += missing_names(torch._C, ("_current_graph_task_id",))
+    missing += missing_names(torch.autograd.Variable._execution_engine, ("queue_callback",))
     if missing:
         return f"it has no {missing[0]}"
     if model._comm_hooks:

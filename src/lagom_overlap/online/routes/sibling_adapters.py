@@ -72,7 +72,8 @@ def attach(model: nn.Module, route: SiblingRoute) -> int:
                 route.on_close(undo)
                 num_attached += 1
 
-    def reduce(buffer: torch.Tensor, group: dist.ProcessGroup) -> Future[torch.Tensor]:
+    def reduce(buffer: torch.Tensor, group: dist.ProcessGroup, is_last: bool) -> Future[torch.Tensor]:
+        del is_last
         chosen = route.group_for(CollectiveKind.ALL_REDUCE, _num_bytes(buffer), group)
         return first_result(chosen.allreduce([buffer]), buffer)
 
