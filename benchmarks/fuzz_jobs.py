@@ -38,7 +38,7 @@ from programs import Program, drawn, drawn_fresh, program_of  # noqa: E402
 
 FRESH_MODES = ("launched", "route", "saved", "launched", "observe", "online")
 """Ways of fresh jobs with us, in turn."""
-GENERATOR = 9
+GENERATOR = 10
 """Counts of programs are told apart by what drew them."""
 
 Line = dict[str, Any]
@@ -136,6 +136,9 @@ def count(arguments: argparse.Namespace) -> int:
     print(f"programs: {len(lines)}, with settings in force: {sets}")
     print(f"ended by an exception: {dict(raised)}, states: {dict(states)}")
     print(f"CPU seconds: {sum(line.get('cpu_s', 0) for line in lines):.0f}")
+    timed = sorted((line["stats"]["seconds"], line["seed"]) for line in lines if "seconds" in line.get("stats", {}))
+    slowest = sorted(timed, key=lambda each: each[0][1] - 6 * each[0][0])[-5:]
+    print(f"longest with us, seconds (stock, with us) and seed: {slowest}")
     for line in lines:
         if line["kind"] != "equal":
             print(json.dumps({k: str(v)[:300] for k, v in line.items() if k != "program"}))

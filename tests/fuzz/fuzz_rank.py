@@ -86,7 +86,8 @@ class Runner:
         found: dict[str, Any] = {"seed": program.seed, "mode": program.mode, "equal": True, "left": {}, "stats": {}}
         began, began_s = time.process_time(), time.monotonic()
         stock = run(program, Stock())
-        say({"seed": program.seed, "phase": "with us", "stock_s": time.monotonic() - began_s})
+        stock_s = time.monotonic() - began_s
+        say({"seed": program.seed, "phase": "with us", "stock_s": stock_s})
         found["raised"] = next((value for label, value in stock if label == "raised"), None)
         found["num_records"] = len(stock)
         gc.collect()
@@ -103,6 +104,7 @@ class Runner:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         gc.collect()
+        found["stats"]["seconds"] = [round(stock_s, 2), round(time.monotonic() - began_s - stock_s, 2)]
         found["left"] = settled(before)
         found["cpu_s"] = round(time.process_time() - began, 3)
         self.num_run += 1

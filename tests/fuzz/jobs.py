@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -272,7 +272,7 @@ class Job:
         seed = 1000 * number + 100 * batch + dist.get_rank()
         return drawn_numbers(seed, rows, width_of(self.program))
 
-    def _loaded(self, num_workers: int) -> Iterator[Any]:
+    def _loaded(self, num_workers: int) -> Generator[Any, None, None]:
         data = drawn_numbers(dist.get_rank(), ROWS * 4, width_of(self.program))
         while True:
             loader = DataLoader(TensorDataset(data), batch_size=ROWS, num_workers=num_workers)
@@ -358,6 +358,8 @@ class Job:
         """What a job that goes on in the same process has to take back."""
         for handle in getattr(self, "_handles", ()):
             handle.remove()
+        if (batches := getattr(self, "_batches", None)) is not None:
+            batches.close()  # left to the garbage collector, each worker is waited for twice 5 s: its queue goes first
         os.environ.pop("LAGOM_DISABLE", None)
         if self.program.has("compile"):
             torch._dynamo.reset()

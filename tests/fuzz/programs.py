@@ -337,8 +337,12 @@ def _pipeline(rng: random.Random, num_ranks: int) -> Iterator[Feature]:
         yield ("adam",)
 
 
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "uneven", "broadcast", "list", "object", "ring")
-WAITS = ("now", "wait", "wait", "future", "result", "asked", "timeout", "then", "never mind")
+KINDS = (
+    *("all_reduce", "all_gather", "reduce_scatter", "all_to_all"),
+    *("gather in place", "scatter in place", "gather overlapping", "exchange overlapping"),
+    *("uneven", "broadcast", "list", "object", "ring"),
+)
+WAITS = ("now", "wait", "wait", "future", "result", "asked", "timeout", "then", "dropped")
 
 
 def _of_any(rng: random.Random, num_ranks: int, num_steps: int, family: str) -> Iterator[Feature]:

@@ -121,6 +121,12 @@ class Embedded(nn.Module):
         return self.layer(x + self.words(x[:, 0].abs().mul(100).long().clamp(max=WIDTH - 1)))
 
 
+def compiled() -> nn.Module:
+    model = torch.compile(DistributedDataParallel(Layers()), backend="eager")  # its splitter wants larger buckets
+    assert isinstance(model, nn.Module)
+    return model
+
+
 DDP: dict[str, Callable[[], dict[str, Any]]] = {
     "as it is": lambda: ddp(replicated),
     "bucket views": lambda: ddp(partial(replicated, gradient_as_bucket_view=True)),
@@ -139,6 +145,8 @@ DDP: dict[str, Callable[[], dict[str, Any]]] = {
         for kind in (dist.BuiltinCommHookType.ALLREDUCE, dist.BuiltinCommHookType.FP16_COMPRESS)
     },
     "other groups": lambda: ddp(replicated, other_groups),
+    "compiled": lambda: ddp(compiled),
+    "two, one after the other": lambda: ddp(lambda: nn.Sequential(replicated(), replicated())),
     "saved whole": lambda: ddp(replicated, saved),
     "sparse gradients": lambda: ddp(partial(replicated, Embedded)),
     "bf16": lambda: ddp(lambda: replicated(lambda: Layers().bfloat16()), half_steps),

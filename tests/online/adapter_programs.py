@@ -30,6 +30,8 @@ class Steps:
         self._num_steps = num_steps
         self._calls: list[ConfigKey] = []
         """Of the last step that was measured, in the order of issue."""
+        self.num_unjoined = 0
+        """Calls of which nobody saw the computation wait for them."""
 
     def __iter__(self) -> Iterator[int]:
         for step in range(self._num_steps):
@@ -45,7 +47,9 @@ class Steps:
             self._route.begin_step(is_measured=is_measured)
             yield step
             if is_measured:
-                self._calls = [call.key for call in self._route.end_step().calls]
+                calls = self._route.end_step().calls
+                self._calls = [call.key for call in calls]
+                self.num_unjoined += sum(call.joined_s is None for call in calls)
             if step == 8:
                 self._route.close()
 
@@ -67,7 +71,7 @@ def both(adapter: Any, make: Callable[[], nn.Module], program: Callable[[nn.Modu
             num_calls = sum(count.num_calls for count in route.counts().values())
             route.close()
     stock, ours = outcomes
-    counts = {"num_used": num_in_force, "num_calls": num_calls}
+    counts = {"num_used": num_in_force, "num_calls": num_calls, "num_unjoined": steps.num_unjoined}
     return {"equal": stock == ours, **counts, "stock": shown(stock), "ours": shown(ours)}
 
 

@@ -86,6 +86,7 @@ def test_ddp_on_three_ranks_where_a_third_is_no_binary_fraction(
     ddp: dict[str, list[dict[str, object]]], name: str
 ) -> None:
     assert is_equal(ddp[name])
+    assert not ddp[name][0]["num_unjoined"] or "uneven" in name
 
 
 @pytest.mark.parametrize("name", DDP)

@@ -7,6 +7,7 @@ from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 
+import job_of_threads
 import pytest
 from job_of_threads import (
     CHANNELS,
@@ -37,6 +38,7 @@ from lagom_overlap.online.step_clock import HostClock
 from lagom_overlap.online.tuner import _Step
 from lagom_overlap.report.contest import contest_lines
 from lagom_overlap.tuners.base import Problems
+from lagom_overlap.tuners.fixed import Default
 from lagom_overlap.tuners.journal import StepKind
 from lagom_overlap.tuners.ours import MOST_MEASURED
 from lagom_overlap.tuners.study import Study
@@ -275,6 +277,17 @@ def test_a_search_that_ends_with_the_default_compares_it_with_nothing() -> None:
     job.run(140)
     assert [str(state) for state in dict.fromkeys(state for state, _ in job.plans[0])] == ["record", "watch"]
     assert job.plans[0][-1][0] == SwitchState.WATCH
+    assert "no setting was tried, because its budget leaves no steps for one" in job.members[1].plan.reason
+
+
+def test_where_computation_hides_everything_the_search_says_that_this_is_why_it_tried_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(job_of_threads, "comm_s", lambda *_: 1e-5)
+    job = Job(options=options(), make_study=lambda problems, *_: Study(problems, Default(problems), num_pairs=3))
+    job.run(140)
+    why = "no setting was tried, because computation hides the communication: a step waits for it 0.0 % of its time"
+    assert why in job.members[1].plan.reason
 
 
 def test_a_budget_that_holds_no_verdict_changes_nothing() -> None:

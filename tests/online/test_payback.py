@@ -28,4 +28,6 @@ def test_the_sentence_says_what_a_step_saves_and_after_how_many_steps_that_pays(
     assert payback.sentence(stays).startswith("nothing was changed: the best settings found are no faster: 1.0000x")
     assert "save" not in payback.sentence(stays)
     assert payback.sentence(None).startswith("nothing was changed: no settings tried were faster than the default; ")
-    assert payback.sentence(None, has_tried=False).startswith("nothing was changed: no setting was tried; ")
+    assert payback.sentence(None, why_none="no setting was tried").startswith(
+        "nothing was changed: no setting was tried; "
+    )

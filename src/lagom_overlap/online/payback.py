@@ -52,14 +52,15 @@ class Payback:
         slower_s = self._stepped_s - self._armed_stepped_s - self.num_steps * self.base_s
         return max(0.0, slower_s) + self._exchange_s - self._armed_exchange_s
 
-    def sentence(self, verdict: Verdict | None, *, has_tried: bool = True) -> str:
-        """The outcome for people: adopted or not, gain, cost, payback; `has_tried` any setting at all."""
+    def sentence(
+        self, verdict: Verdict | None, *, why_none: str = "no settings tried were faster than the default"
+    ) -> str:
+        """The outcome for people: adopted or not, gain, cost, payback; `why_none`: why nothing came to a verdict."""
         cost = f"tuning took {self.num_steps} steps"
         if self.has_one_clock:
             cost += f" and cost {format_seconds(self.cost_s)}"
         if verdict is None:
-            why = "no settings tried were faster than the default" if has_tried else "no setting was tried"
-            return f"nothing was changed: {why}; {cost}"
+            return f"nothing was changed: {why_none}; {cost}"
         if verdict.judgement is None:
             return f"nothing was changed, because the best settings found failed when compared with the default; {cost}"
         compared = verdict.judgement.sentence(steps_per_pair=self.steps_per_pair)

@@ -1,13 +1,13 @@
 """DDP on gloo: gradient buckets handed to the route by a communication hook.
 
 The hook does what DDP's reducer does without one, to the bit: it scales a bucket as the reducer scales the gradients
-that it copies into it, sums over ranks, asynchronously. DDP waits for the buckets inside its C++ reducer, unseen, so
-the whole step counts as one window. Settings that scale in a way that a hook cannot see are left alone.
+that it copies into it, sums over ranks, asynchronously. DDP waits for the buckets inside its C++ reducer, when the
+backward pass is over: the route is told so. Settings that scale in a way that a hook cannot see are left alone.
 """
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import cache
+from functools import cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -29,6 +29,9 @@ _C10D: Any = dist
 _NO_PASS = -1
 """What `_current_graph_task_id` answers outside a backward pass."""
 
+Reduce = Callable[[torch.Tensor, dist.ProcessGroup, bool], Future[torch.Tensor]]
+"""Sums a bucket over a group; the flag says that it is the last of its backward pass."""
+
 
 class DdpHook:
     """The one communication hook of a model, which DDP keeps; what it does can be changed.
@@ -37,7 +40,7 @@ class DdpHook:
     """
 
     def __init__(self, model: DistributedDataParallel) -> None:
-        self.reduce: Callable[[torch.Tensor], Future[torch.Tensor]] | None = None
+        self.reduce: Reduce | None = None
         self.theirs: tuple[Any, Callable[[Any, GradBucket], Future[torch.Tensor]]] | None = None
         self._model = ref(model)  # DDP's reducer keeps the hook: C++ holds no cycle that Python could collect
         self._group: dist.ProcessGroup = model.process_group
@@ -64,7 +67,7 @@ class DdpHook:
         # Ranks that have joined make no steps: they would not count the calls as the others do.
         if self.reduce is None or is_joinable or buffer.layout is not torch.strided:
             return first_result(group.allreduce([buffer]), buffer)
-        return self.reduce(buffer)
+        return self.reduce(buffer, group, bucket.is_last())
 
     def _scale(self, buffer: torch.Tensor, num_ranks: int) -> None:
         """As the reducer: it multiplies in copying, and divides where it does not copy one by one."""
@@ -92,35 +95,46 @@ class DdpAdapter:
 
     def fits(self, model: nn.Module) -> bool:
         """See `Adapter`; a model with a hook of the user's own is left alone."""
-        return isinstance(model, DistributedDataParallel) and not getattr(model, "_comm_hooks", None)
+        return any(not getattr(each, "_comm_hooks", None) for each in ddp_models(model))
 
     def attach(self, model: nn.Module, route: GlooRoute) -> Callable[[], None]:
         """See `Adapter`; DDP keeps the hook, which does what DDP does without one when the route is closed."""
-        hook = hook_of(model)
-        if hook is None:
-            return lambda: None
+        if not ddp_models(model):
+            say_once(f"DDP is left alone: {type(model).__name__} holds no DistributedDataParallel")
 
-        def reduce(buffer: torch.Tensor) -> Future[torch.Tensor]:
-            group = hook.group
+        def reduce(buffer: torch.Tensor, group: dist.ProcessGroup, is_last: bool) -> Future[torch.Tensor]:
+            if is_last and route.is_measuring:
+                # After the pass, and before the callback in which DDP waits, which it queues when this returns.
+                torch.autograd.Variable._execution_engine.queue_callback(partial(route.joins, group))
             # Not by dist.all_reduce, which the adapter "calls" may have routed, too.
             return first_result(
                 route.call(CollectiveKind.ALL_REDUCE, buffer, buffer, group, lambda: group.allreduce([buffer])), buffer
             )
 
+        return reduce_by(model, reduce)[1]
+
+
+def ddp_models(model: nn.Module) -> list[DistributedDataParallel]:
+    """A model that is DDP, or those that it holds: `torch.compile`'s wrapper, or a container of several."""
+    return [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
+
+
+def reduce_by(model: nn.Module, reduce: Reduce) -> tuple[int, Callable[[], None]]:
+    """Lets every DDP model in it sum its buckets by `reduce`; (how many do so, what undoes it)."""
+    hooks = [hook for each in ddp_models(model) if (hook := hook_of(each)) is not None]
+    for hook in hooks:
         hook.reduce = reduce
 
-        def undo() -> None:
+    def undo() -> None:
+        for hook in hooks:
             if hook.reduce is reduce:
                 hook.reduce = None
 
-        return undo
+    return len(hooks), undo
 
 
-def hook_of(model: nn.Module) -> DdpHook | None:
+def hook_of(model: DistributedDataParallel) -> DdpHook | None:
     """The hook of a DDP model, registered if it is not yet; None, and why in one line, where it is left alone."""
-    if not isinstance(model, DistributedDataParallel):
-        say_once(f"DDP is left alone: {type(model).__name__} is no DistributedDataParallel")
-        return None
     if model in _HOOKS:
         return _HOOKS[model]
     why_not = _why_not(model)
@@ -141,6 +155,7 @@ def hook_of(model: nn.Module) -> DdpHook | None:
 def _why_not(model: DistributedDataParallel) -> str | None:
     missing = missing_names(model, _NEEDED) + missing_names(_C10D, ("_register_comm_hook",))
     missing += missing_names(torch._C, ("_current_graph_task_id",))
+    missing += missing_names(torch.autograd.Variable._execution_engine, ("queue_callback",))
     if missing:
         return f"it has no {missing[0]}"
     if model._comm_hooks:

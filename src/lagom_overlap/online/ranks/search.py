@@ -28,11 +28,12 @@ from lagom_overlap.tuners.guard import make_tuner
 from lagom_overlap.tuners.in_turns import InTurns
 from lagom_overlap.tuners.journal import Entry, Step, StepKind, entries_from_json, entry_to_json
 from lagom_overlap.tuners.problem import Assignment, Failure, Measurement, Outcome, most_verdict_steps
+from lagom_overlap.tuners.readings import exposed_s, is_exposed
 from lagom_overlap.tuners.registry import asks_job_length, takes_warm_start
 from lagom_overlap.tuners.study import Study, StudyPhase
 from lagom_overlap.tuners.verdict import DEFAULT_ARM, SAME_ARM
 from lagom_overlap.tuners.warm_start import WarmStart
-from lagom_overlap.units import format_seconds
+from lagom_overlap.units import format_percent, format_seconds
 
 _log = logging.getLogger(__name__)
 
@@ -178,8 +179,22 @@ class Search:
         """What the verdict adopts, and its words."""
         verdict = self.study.verdict
         is_adopted = verdict is not None and verdict.adopted
-        sentence = self._payback.sentence(verdict, has_tried=any(map(self._is_of_settings, self.study.entries)))
+        if any(map(self._is_of_settings, self.study.entries)):
+            sentence = self._payback.sentence(verdict)
+        else:
+            sentence = self._payback.sentence(verdict, why_none=f"no setting was tried{self._why_none_was_tried()}")
         return self.job.settings(self.study.chosen) if is_adopted else (), sentence
+
+    def _why_none_was_tried(self) -> str:
+        """Empty where the untouched job waits for its communication, too, or could not be measured."""
+        if not self.study.entries:
+            return ", because its budget leaves no steps for one"
+        outcomes = [outcome for entry in self.study.entries for outcome in entry.outcomes.values()]
+        measured = [outcome for outcome in outcomes if isinstance(outcome, Measurement)]
+        if not measured or any(map(is_exposed, measured)):
+            return ""
+        share = sum(map(exposed_s, measured)) / sum(outcome.makespan_s for outcome in measured)
+        return f", because computation hides the communication: a step waits for it {format_percent(share)} of its time"
 
     def contest(self) -> ContestResult | None:
         """Each of several tuners against the default, once all is over; None where there is one tuner."""

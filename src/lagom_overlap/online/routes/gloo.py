@@ -88,6 +88,11 @@ class GlooRoute(GroupRoute[_Group]):
         self._marks: list[tuple[ConfigKey, ClockMark]] = []
 
     @property
+    def is_measuring(self) -> bool:
+        """Whether calls are timed now."""
+        return self._is_measuring
+
+    @property
     def is_active(self) -> bool:
         """Whether a call may be other than native: something is set, or measured."""
         return self._is_measuring or len(self._table) > 0
@@ -219,6 +224,14 @@ class GlooRoute(GroupRoute[_Group]):
         results = _results_of(kind, target, len(known.id.ranks))
         return RunWork(handle, mark, finish, is_owed=is_owed, results=results)
 
+    def joins(self, group: dist.ProcessGroup) -> None:
+        """The computation stands still from now on for the group's calls under way, where nobody sees it wait."""
+        now_s, known = perf_counter(), self._known(group)
+        now_s, known = perf_counter(), self._known(group)
+        for key, mark in self._marks:
+            if known is not None and key.communicator == known.id and mark.joined_s is None:
+                mark.joined_s = now_s
+
     @contextmanager
     def noted(
         self, kind: CollectiveKind, target: torch.Tensor, source: torch.Tensor, group: dist.ProcessGroup | None
@@ -283,16 +296,18 @@ class GlooRoute(GroupRoute[_Group]):
     def _record(self, key: ConfigKey, mark: ClockMark) -> CallRecord:
         """Times since the step's begin."""
         # The clock's thread may wake up after the computation did.
-        ended_s = min(mark.ended_s, mark.ended_s if mark.resumed_s is None else mark.resumed_s) - self._began
+        joined_s, resumed_s = mark.joined_s, mark.resumed_s
+        if joined_s is not None and resumed_s is None:  # unseen: until the call ended, if it had not
+            resumed_s = max(joined_s, mark.ended_s)
+        ended_s = min(mark.ended_s, mark.ended_s if resumed_s is None else resumed_s) - self._began
         began_s = mark.began_s - self._began
-        is_joined = mark.joined_s is not None and mark.resumed_s is not None
         return CallRecord(
             key=key,
             issued_s=max(0.0, mark.issued_s - self._began),
             begun_s=min(max(0.0, began_s), max(0.0, ended_s)),
             ended_s=max(0.0, ended_s),
-            joined_s=max(0.0, (mark.joined_s or 0.0) - self._began) if is_joined else None,
-            resumed_s=max(0.0, (mark.resumed_s or 0.0) - self._began) if is_joined else None,
+            joined_s=None if joined_s is None else max(0.0, joined_s - self._began),
+            resumed_s=None if resumed_s is None else max(0.0, resumed_s - self._began),
         )
 
     def _open(self, group: dist.ProcessGroup, name: CommunicatorId) -> _Group:

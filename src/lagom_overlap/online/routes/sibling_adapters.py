@@ -12,10 +12,9 @@ from torch import distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.futures import Future
-from torch.nn.parallel import DistributedDataParallel
 
 from lagom_overlap.collective import CollectiveKind
-from lagom_overlap.online.adapters.ddp import first_result, hook_of
+from lagom_overlap.online.adapters.ddp import first_result, reduce_by
 from lagom_overlap.online.adapters.fsdp2 import in_place_of, replace_calls, stock_group
 from lagom_overlap.online.routes.group_route import is_plain
 from lagom_overlap.online.routes.sibling import SiblingRoute
@@ -72,9 +71,15 @@ def attach(model: nn.Module, route: SiblingRoute) -> int:
                 )
                 route.on_close(undo)
                 num_attached += 1
-    if isinstance(model, DistributedDataParallel):
-        num_attached += _attach_ddp(model, route)
-    return num_attached
+
+    def reduce(buffer: torch.Tensor, group: dist.ProcessGroup, is_last: bool) -> Future[torch.Tensor]:
+        del is_last
+        chosen = route.group_for(CollectiveKind.ALL_REDUCE, _num_bytes(buffer), group)
+        return first_result(chosen.allreduce([buffer]), buffer)
+
+    num_ddp, undo_ddp = reduce_by(model, reduce)
+    route.on_close(undo_ddp)
+    return num_attached + num_ddp
 
 
 def attach_all_to_all(route: SiblingRoute) -> None:
@@ -107,24 +112,6 @@ def attach_all_to_all(route: SiblingRoute) -> None:
             dist.all_to_all_single = original
 
     route.on_close(undo)
-
-
-def _attach_ddp(model: DistributedDataParallel, route: SiblingRoute) -> int:
-    hook = hook_of(model)
-    if hook is None:
-        return 0
-
-    def reduce(buffer: torch.Tensor) -> Future[torch.Tensor]:
-        chosen = route.group_for(CollectiveKind.ALL_REDUCE, _num_bytes(buffer), hook.group)
-        return first_result(chosen.allreduce([buffer]), buffer)
-
-    def undo() -> None:
-        if hook.reduce is reduce:
-            hook.reduce = None
-
-    hook.reduce = reduce
-    route.on_close(undo)
-    return 1
 
 
 def _num_bytes(tensor: torch.Tensor) -> int:
