@@ -148,6 +148,14 @@ def setting_of(key: Any, salt: str) -> CommConfig:
     return CommConfig(num_channels=rng.choice([1, 2, 3]), chunk_bytes=rng.choice([1, 4, 16]) * least)
 
 
+def end_lease(tuner: OnlineTuner | None) -> None:
+    """As when a job destroys its groups: the calls for which a setting was still lent will not come."""
+    route = getattr(tuner, "_collectives", None)
+    if isinstance(route, gloo.GlooRoute) and route._is_closed:
+        route._table = ConfigTable({})
+        route._end_if_over()
+
+
 class Tuned(WithUs):
     """`OnlineTuner`, searching, or with settings of an earlier run."""
 
@@ -183,6 +191,9 @@ class Tuned(WithUs):
                 route.close()
         self._stats = {"states": sorted(self.states), "reason": getattr(self, "reason", "")}
 
+    def end(self) -> None:
+        end_lease(self._tuner)
+
 
 class Launched(WithUs):
     """What `lagom run --online` and `--observe` do in a rank."""
@@ -203,6 +214,9 @@ class Launched(WithUs):
         launch_session.OnlineTuner = OnlineTuner  # type: ignore[misc]
         lines = [json.loads(line) for line in self._events.read_text().splitlines()] if self._events.exists() else []
         self._stats = {"states": sorted({line["state"] for line in lines if "state" in line})}
+
+    def end(self) -> None:
+        end_lease(getattr(self._rank._session, "_tuner", None))
 
 
 class _Unmeasured:
