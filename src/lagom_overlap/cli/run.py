@@ -45,6 +45,7 @@ def _request(arguments: argparse.Namespace) -> LaunchRequest:
         tuner=arguments.tuner,
         job_steps=arguments.job_steps,
         compare=arguments.compare,
+        adapters=arguments.adapters,
         out=arguments.out,
     )
 
