@@ -15,7 +15,7 @@ import contextlib
 import logging
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -82,11 +82,11 @@ class OnlineTuner:
     Without `route` it is the job's own: NCCL's (`nccl_route`) or gloo's. `adapters` names what to attach on gloo
     (`"fsdp2"`, `"ddp"`, `"calls"`); None takes those that fit. `compute` sets the computation's side, torch's SM
     carve-out where there is one. `config` is a file that `save` wrote: the job starts with it and searches only if it
-    drifts, or if the file is of another job. `optimizer` is only held, to say what a step is; `step()` counts them.
-    `enabled` False leaves the job alone, and so does `LAGOM_DISABLE=1`: from the start, or, looked at before each
-    report, from the end of a window on all ranks, until the state is `done`. `on_event` is called on this rank after
-    each step in which state, reason or settings changed (`online/live.py`). All ranks must make the same tuners in the
-    same order; options other than the journal's path are rank 0's.
+    drifts, or if the file is of another job. `optimizer` only says what a step is; `step()` counts them. Neither it nor
+    the model is kept alive. `enabled` False leaves the job alone, and so does `LAGOM_DISABLE=1`: from the start, or,
+    looked at before each report, from the end of a window on all ranks, until the state is `done`. `on_event` is called
+    on this rank after each step in which state, reason or settings changed (`online/live.py`). All ranks must make the
+    same tuners in the same order; options other than the journal's path are rank 0's.
 
     Raises:
         BackendError: if there is no process group.
@@ -118,7 +118,7 @@ class OnlineTuner:
             from lagom_overlap.online.adapters.gloo import check_adapter_names  # noqa: PLC0415
 
             check_adapter_names(adapters)
-        self.model, self.optimizer, self.options = model, optimizer, chosen
+        self.options = chosen
         note_model(model)
         self._member: Member | None = None
         self._collectives: Route | None = None
@@ -178,7 +178,7 @@ class OnlineTuner:
             undo.callback(self._route.close)
             undo.callback(presence.close)
             presence.start()
-            self._member = self._join(exchange, presence, config, journal or chosen.journal)
+            self._member = self._join(model, exchange, presence, config, journal or chosen.journal)
             undo.pop_all()  # all went well
         atexit.register(_leave, weakref.ref(self))
 
@@ -329,7 +329,12 @@ class OnlineTuner:
         return {} if self._is_pipelined else collectives_issued(GLOO, "cpu")
 
     def _join(
-        self, exchange: Exchange, presence: Presence, config: str | Path | None, journal: str | Path | None
+        self,
+        model: nn.Module,
+        exchange: Exchange,
+        presence: Presence,
+        config: str | Path | None,
+        journal: str | Path | None,
     ) -> Member:
         route = self._route
         is_profiled = route.name != GLOO
@@ -367,7 +372,7 @@ class OnlineTuner:
             why_not=_why_not if is_profiled else why_not_now,
             why_hold=why_hold,
             presence=presence,
-            why_alone=partial(_why_alone, [part for part in self.model.modules() if isinstance(part, DDP)]),
+            why_alone=partial(_why_alone, weakref.WeakSet(part for part in model.modules() if isinstance(part, DDP))),
             steps=EventClock(partial(DeviceEvent, device)) if device is not None else None,
         )
 
@@ -442,7 +447,7 @@ def why_hold() -> str:
     return "a dispatch mode of the job's is active" if is_held else ""
 
 
-def _why_alone(models: Sequence[DDP]) -> str:
+def _why_alone(models: Iterable[DDP]) -> str:
     """Why ranks may make unequal numbers of steps; empty where they do not, as far as the job says."""
     is_uneven = any(getattr(getattr(model, "_join_config", None), "enable", False) for model in models)
     return "its inputs may be uneven (DDP's join)" if is_uneven else ""
