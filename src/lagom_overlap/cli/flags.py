@@ -19,6 +19,12 @@ LEAST_RESTARTS: Final = 6
 """The fewest by which a clear gain is proven at an error rate of 5 %: see verbs/prove.py."""
 MOST_RESTARTS: Final = 50
 """Chosen: a hundred starts of a training job are days."""
+PAIRS: Final = 25
+"""Pairs of a proof inside the job at most, where nobody says: those of online tuning's verdict."""
+LEAST_PAIRS: Final = 8
+"""The fewest by which a clear gain is proven at an error rate of 1 % (`tuners.sequential.pairs_of_large_bet`)."""
+MOST_PAIRS: Final = 101
+"""Of any verdict (`tuners.problem`)."""
 MAX_JOBS: Final = 64
 """Processes that `analyze` reads with."""
 LISTED: Final = ("models", "clusters", "gpus", "frameworks", "tuners", "planners")
@@ -56,6 +62,13 @@ def restarts(text: str) -> int:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a number of pairs of restarts; allowed: {LEAST_RESTARTS} to {MOST_RESTARTS}"
         )
+    return int(text)
+
+
+def pairs(text: str) -> int:
+    """Pairs of windows of a proof inside the job."""
+    if not text.isdecimal() or not LEAST_PAIRS <= int(text) <= MOST_PAIRS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of pairs; allowed: {LEAST_PAIRS} to {MOST_PAIRS}")
     return int(text)
 
 
@@ -335,6 +348,13 @@ def _run(verbs: _Verbs) -> None:
         metavar="N",
         help=f"at most N pairs of restarts (with --prove; {LEAST_RESTARTS} to {MOST_RESTARTS}, default: {RESTARTS}); "
         "if given, saved settings are proven by restarts, too",
+    )
+    parser.add_argument(
+        "--pairs",
+        type=pairs,
+        metavar="N",
+        help=f"at most N pairs of windows of a proof inside the job (with --prove; {LEAST_PAIRS} to {MOST_PAIRS}, "
+        f"default: {PAIRS})",
     )
     parser.add_argument("--tuner", type=word, metavar="NAME", help="what searches (with --online; default: ours)")
     parser.add_argument(
