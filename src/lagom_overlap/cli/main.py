@@ -18,7 +18,9 @@ from lagom_overlap.errors import LagomError, MissingDependencyError, UnknownName
 from lagom_overlap.interrupts import as_interrupts, exit_code, received
 
 EXIT_BUG: Final = 1
+"""What Python itself ends with after an exception that nobody caught."""
 EXIT_INPUT: Final = 2
+"""What argparse ends with, too."""
 _ENDED: Final = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "the terminal was closed"}
 _REFUSALS: Final = frozenset(
     {

@@ -20,6 +20,7 @@ from lagom_overlap.collective import (
     Transport,
     chunk_bytes_of_slice,
 )
+from lagom_overlap.cost.nccl.choice import MAX_THREADS, WARP
 from lagom_overlap.cost.nccl.copy_engine import copy_engine_available
 from lagom_overlap.cost.nccl.machines import on_topology
 from lagom_overlap.cost.nccl_algorithms import algorithms_of, largest_chunk_bytes, most_channels, protocols_of
@@ -38,15 +39,13 @@ CHUNK_BYTES: Final = tuple(
     sorted({*(32 * KIB << i for i in range(6)), 2 * MIB, *(chunk_bytes_of_slice(size) for size in PAPER_SLICES)})
 )
 """32 KiB to 1 MiB by doubling, the chunks of the paper's slices (1366 and 1368 KiB), 2 MiB."""
-THREAD_STEP: Final = 32
-MIN_THREADS: Final = 64
-NCCL_MAX_THREADS: Final = 640
-"""Whole warps, from two to NCCL_MAX_NTHREADS (device.h, 2.30.7)."""
+MIN_THREADS: Final = 2 * WARP
+"""Whole warps, from two to NCCL_MAX_NTHREADS."""
 
 
 def max_threads(algorithm: Algorithm | None, protocol: Protocol) -> int:
     """The most threads of a block: 640, of which a Simple ring leaves a warp to synchronisation (608)."""
-    return 608 if algorithm is Algorithm.RING and protocol is Protocol.SIMPLE else NCCL_MAX_THREADS
+    return 608 if algorithm is Algorithm.RING and protocol is Protocol.SIMPLE else MAX_THREADS
 
 
 def _listed(values: Sequence[object]) -> str:
@@ -78,10 +77,9 @@ def _threads(asked: Sequence[int] | None) -> tuple[int, ...] | None:
     if asked is None:
         return None
     for value in asked:
-        if not MIN_THREADS <= value <= NCCL_MAX_THREADS or value % THREAD_STEP:
+        if not MIN_THREADS <= value <= MAX_THREADS or value % WARP:
             raise SpaceError(
-                f"num_threads allows {value}; "
-                f"it must be a multiple of {THREAD_STEP} in {MIN_THREADS}..{NCCL_MAX_THREADS}"
+                f"num_threads allows {value}; it must be a multiple of {WARP} in {MIN_THREADS}..{MAX_THREADS}"
             )
     return tuple(sorted(set(asked)))
 

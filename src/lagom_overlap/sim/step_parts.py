@@ -27,9 +27,11 @@ Numbers = NDArray[np.intp]
 _FORWARD = (Phase.FORWARD, Phase.LOSS)
 _OF_EMBEDDING: Final = ("head.embed", "head.positions")
 _TOTAL: Final = 0
+"""A column of a communicator's times: in all..."""
 _EXPOSED: Final = 1
+"""...exposed..."""
 _STRETCHED: Final = 2
-"""Columns of a communicator's times: in all, exposed, and what its collectives stretch of computations."""
+"""...and what its collectives stretch of computations."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ FAR_ABOVE = 1.5
 would be one point."""
 
 _ROW_PX, _FRAME_PX = 58, 76
+"""Pixels of a contender, and of the axis. Chosen by eye."""
 
 
 def _order(verdict: Verdict, arms: set[str]) -> list[str]:
