@@ -25,6 +25,7 @@ from lagom_overlap.collective import (
     Protocol,
     Transport,
 )
+from lagom_overlap.collective.config import UNTOUCHED
 from lagom_overlap.cost.communication import CollectiveCost, collective_cost
 from lagom_overlap.cost.contention import (
     eq5_dispatch,
@@ -61,9 +62,6 @@ PAPER_OTHER_CHANNELS: Final = 8
 """Point-to-point, and other clusters: nothing was logged, the paper's number stands."""
 SLOW_LINK_BYTES_PER_S: Final = 12 * GB_PER_S
 """NCCL 2.18.3, tuning.cc: 256 threads where the ring is no faster than PCI_BW = 12 GB/s, else 512."""
-
-
-_UNTOUCHED: Final = CommConfig()
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,13 +242,13 @@ class ContentionModel:
         Raises:
             SpaceError: if the configuration cannot run.
         """
-        known = self._untouched.get(collective) if config == _UNTOUCHED else None
+        known = self._untouched.get(collective) if config == UNTOUCHED else None
         if known is None:
             known = collective_cost(collective, self.effective(collective, config), self.cluster, self.profile)
             known = replace(known, skew_s=self.rank_skew_s) if self.rank_skew_s else known
             scale = dict(self.collective_scales).get(collective.kind, 1.0)
             known = replace(known, time_scale=scale) if scale != 1.0 else known
-            if config == _UNTOUCHED:
+            if config == UNTOUCHED:
                 self._untouched[collective] = known
         return known
 
