@@ -16,13 +16,13 @@ from functools import lru_cache
 from typing import Final
 
 from lagom_overlap.collective import (
-    Algorithm,
     Collective,
     CollectiveKind,
     CommConfig,
     ConfigSpace,
     LaunchConfig,
     Protocol,
+    SpaceLimits,
     Transport,
 )
 from lagom_overlap.collective.config import UNTOUCHED
@@ -40,7 +40,7 @@ from lagom_overlap.cost.operators import OperatorConstants, OperatorTimes, load_
 from lagom_overlap.cost.operators.times import OperatorWork
 from lagom_overlap.cost.persistent import TileGrid, as_persistent, hopper_grid, persistent_waves
 from lagom_overlap.cost.profile import Collectives, Profile
-from lagom_overlap.cost.space import collective_space
+from lagom_overlap.cost.space import NO_LIMITS, collective_space
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import Cluster, LinkKind
 from lagom_overlap.units import GB_PER_S
@@ -184,34 +184,14 @@ class ContentionModel:
             chunk_bytes=chunk,
         )
 
-    def space(
-        self,
-        collective: Collective,
-        *,
-        algorithms: Sequence[Algorithm] | None = None,
-        protocols: Sequence[Protocol] | None = None,
-        transports: Sequence[Transport] | None = None,
-        num_channels: Sequence[int] | None = None,
-        num_threads: Sequence[int] | None = None,
-        chunk_bytes: Sequence[int] | None = None,
-    ) -> ConfigSpace:
+    def space(self, collective: Collective, limits: SpaceLimits = NO_LIMITS) -> ConfigSpace:
         """What may be tried for a collective; see `space.collective_space`.
 
         Raises:
             SpaceError: if a limit asks for what cannot be.
         """
-        return collective_space(
-            collective,
-            self.cluster,
-            self.profile.collectives,
-            default=self.default_config(collective),
-            algorithms=algorithms,
-            protocols=protocols,
-            transports=transports,
-            num_channels=num_channels,
-            num_threads=num_threads,
-            chunk_bytes=chunk_bytes,
-        )
+        default = self.default_config(collective)
+        return collective_space(collective, self.cluster, self.profile.collectives, limits, default=default)
 
     def kernel(self, work: Work) -> Kernel:
         """The kernel of a computation on this cluster's GPU."""

@@ -16,6 +16,7 @@ from lagom_overlap.collective import (
     CommConfig,
     ConfigSpace,
     Protocol,
+    SpaceLimits,
     Subspace,
     Transport,
     chunk_bytes_of_slice,
@@ -30,6 +31,8 @@ from lagom_overlap.hardware import Cluster
 from lagom_overlap.units import KIB, MIB
 
 _T = TypeVar("_T")
+
+NO_LIMITS: Final = SpaceLimits()
 
 NUM_CHANNELS: Final = (1, 2, 4, 8, 16, 32, 64)
 """Powers of two up to NCCL's MAXCHANNELS of today, where the communicator has as many."""
@@ -126,15 +129,15 @@ def _ways(
     cluster: Cluster,
     collectives: Collectives,
     default: CommConfig,
-    asked: tuple[Sequence[Algorithm] | None, Sequence[Protocol] | None],
+    limits: SpaceLimits,
 ) -> list[tuple[Algorithm | None, Protocol]]:
     """Algorithms and protocols that are offered and asked for, the default's first."""
     kind = collective.kind
     own = algorithms_of(collective, cluster, collectives)
-    algorithms = list(own) if own == (None,) else _chosen("algorithms", asked[0], own, kind)
+    algorithms = list(own) if own == (None,) else _chosen("algorithms", limits.algorithms, own, kind)
     wires_of = {way: protocols_of(collective, way, cluster, collectives) for way in algorithms}
     offered = list(dict.fromkeys(wire for way in algorithms for wire in wires_of[way]))
-    wires = _chosen("protocols", asked[1], offered, f"{kind} over {cluster.intra.kind}")
+    wires = _chosen("protocols", limits.protocols, offered, f"{kind} over {cluster.intra.kind}")
     ways = [(way, wire) for way in algorithms for wire in wires if wire in wires_of[way]]
     return sorted(ways, key=lambda way: way != (default.algorithm, default.protocol))
 
@@ -143,16 +146,11 @@ def collective_space(
     collective: Collective,
     cluster: Cluster,
     collectives: Collectives,
+    limits: SpaceLimits,
     *,
     default: CommConfig,
-    algorithms: Sequence[Algorithm] | None = None,
-    protocols: Sequence[Protocol] | None = None,
-    transports: Sequence[Transport] | None = None,
-    num_channels: Sequence[int] | None = None,
-    num_threads: Sequence[int] | None = None,
-    chunk_bytes: Sequence[int] | None = None,
 ) -> ConfigSpace:
-    """The space of a collective on a cluster within the limits given; None leaves a knob's own values.
+    """The space of a collective on a cluster within the limits given.
 
     `default` is what the engine does untouched: its channels and chunk are among a knob's own values. A limit on
     algorithms does not touch point-to-point collectives, which have none; copy engines next to channels touch only what
@@ -163,29 +161,29 @@ def collective_space(
         SpaceError: if a value can never be set, or nothing is left.
     """
     copied: tuple[Subspace, ...] = ()
-    if transports is not None:
-        _check_transports(collective, cluster, transports)
-        if Transport.COPY_ENGINE in transports and _has_copy_engine(collective, cluster):
+    if limits.transports is not None:
+        _check_transports(collective, cluster, limits.transports)
+        if Transport.COPY_ENGINE in limits.transports and _has_copy_engine(collective, cluster):
             copied = (Subspace(transport=Transport.COPY_ENGINE),)
-        if _channel_transport(cluster) not in transports:
+        if _channel_transport(cluster) not in limits.transports:
             return ConfigSpace(copied)
     kind, intra = collective.kind, cluster.intra.kind
-    ways = _ways(collective, cluster, collectives, default, (algorithms, protocols))
-    channels = _channels(num_channels, default.num_channels or 1, cluster.gpu.num_sms, cluster.gpu.name)
-    threads = _threads(num_threads)
-    chunks = _chunks(chunk_bytes, kind)
+    ways = _ways(collective, cluster, collectives, default, limits)
+    channels = _channels(limits.num_channels, default.num_channels or 1, cluster.gpu.num_sms, cluster.gpu.name)
+    threads = _threads(limits.num_threads)
+    chunks = _chunks(limits.chunk_bytes, kind)
     subspaces = []
     for way, wire in ways:
         largest = largest_chunk_bytes(kind, way, wire, intra)
         fitting = {size for size in chunks if size <= largest}
-        if chunk_bytes is None:
+        if limits.chunk_bytes is None:
             fitting.add(largest)
             fitting |= (
                 {default.chunk_bytes or largest} if (way, wire) == (default.algorithm, default.protocol) else set()
             )
         # More than the communicator has would run as what it has; a job that names them is taken at its word.
         most = most_channels(collective, way, cluster, collectives)
-        open_channels = channels if num_channels is not None else tuple(n for n in channels if n <= most)
+        open_channels = channels if limits.num_channels is not None else tuple(n for n in channels if n <= most)
         warps = None if threads is None else tuple(n for n in threads if n <= max_threads(way, wire))
         if fitting and warps != ():
             subspaces.append(
