@@ -28,12 +28,10 @@ from lagom_overlap.analysis.measures import (
 )
 from lagom_overlap.analysis.parts import OverlapPart, parts_of
 from lagom_overlap.analysis.peers import peers_of
+from lagom_overlap.trace.damage import JUMP_NS, JUMP_RATIO
 from lagom_overlap.trace.gpu_trace import NS_PER_S, GpuTrace, Int64, only_rows
 from lagom_overlap.units import format_percent, format_seconds
 
-_JUMP_NS: Final = 10 * NS_PER_S
-_JUMP_RATIO: Final = 10
-"""A gap this long, and so many times as long as all the rest, is a clock that jumped. Chosen, not measured."""
 _MAX_NAMES: Final = 3
 """Names in a sentence; the others are counted."""
 _TORN: Final = 0.1
@@ -190,8 +188,8 @@ def _clock_warning(trace: GpuTrace) -> tuple[str, ...]:
     events = trace.events
     gaps = events.start_ns[1:] - np.maximum.accumulate(events.end_ns)[:-1]
     longest = int(gaps.max()) if len(gaps) else 0
-    rest = events.span_ns - int(gaps[gaps > _JUMP_NS].sum())
-    if longest > _JUMP_NS and longest > _JUMP_RATIO * rest:
+    rest = events.span_ns - int(gaps[gaps > JUMP_NS].sum())
+    if longest > JUMP_NS and longest > JUMP_RATIO * rest:
         return (f"{trace.file}: nothing runs for {longest / NS_PER_S:.0f} s in one piece: a clock may have jumped",)
     return ()
 

@@ -32,8 +32,9 @@ _SAMPLE: Final = 16
 _BLOCK: Final = 256 * KIB
 """Bytes that are read at once."""
 _MAX_HEADER: Final = 64 * MIB
+"""What stands before the first event has some KB. Chosen: a larger one is no trace's."""
 _MAX_BUFFER: Final = 64 * MIB
-"""Chosen: a header has some KB, an event some hundred bytes; beyond it the file is none, or damaged."""
+"""An event has some hundred bytes. Chosen: beyond it the file is damaged."""
 _MAX_CUTS: Final = 24
 """Places before which a block is cut until what is left is whole JSON. Chosen, not measured."""
 _MAX_REFUSED: Final = 8

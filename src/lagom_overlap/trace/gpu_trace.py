@@ -26,6 +26,8 @@ RANK_IN_NAME: Final = re.compile(r"(?:rank|worker)[_\-]?(\d+)", re.IGNORECASE)
 """How a file's name says whose it is."""
 NS_PER_S: Final = 10**9
 """Nanoseconds in a second; dividing by it rounds correctly, multiplying by 1e-9 does not."""
+NS_PER_US: Final = 1000
+"""Nanoseconds in a microsecond, the unit of Kineto's files."""
 NO_TIME: Final = int(np.iinfo(np.int64).min)
 """In a column of times: the trace does not say."""
 UNKNOWN: Final = -1
