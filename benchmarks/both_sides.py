@@ -38,6 +38,7 @@ from lagom_overlap.collective import (
     LaunchOrder,
     LaunchSpace,
     Protocol,
+    SpaceLimits,
     StreamPriority,
     launch_of,
     launched,
@@ -96,13 +97,10 @@ class Ground:
         self.problem = GroupProblem(group=self.group, spaces=spaces, default=default, launches=CARVE_OUTS)
 
     def _space(self, collective: Collective):
-        return self._model.space(
-            collective,
-            algorithms=(Algorithm.RING,),
-            protocols=(Protocol.SIMPLE,),
-            num_channels=CHANNELS,
-            chunk_bytes=CHUNKS,
+        limits = SpaceLimits(
+            algorithms=(Algorithm.RING,), protocols=(Protocol.SIMPLE,), num_channels=CHANNELS, chunk_bytes=CHUNKS
         )
+        return self._model.space(collective, limits)
 
     def _untouched(self, collective: Collective) -> CommConfig:
         return replace(self._model.default_config(collective), num_threads=None)

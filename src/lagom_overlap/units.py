@@ -8,8 +8,11 @@ from fractions import Fraction
 from typing import Final
 
 KIB: Final = 1024
+"""A kibibyte in bytes."""
 MIB: Final = 1024**2
+"""A mebibyte in bytes."""
 GIB: Final = 1024**3
+"""A gibibyte in bytes."""
 
 US: Final = 1e-6
 """One microsecond in seconds."""

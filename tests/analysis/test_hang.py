@@ -55,6 +55,8 @@ def test_ranks_that_call_different_operations_or_sizes_are_named():
     assert str(hang).startswith("ranks call different operations: all_reduce on ranks 0-1, 3, all_gather on rank 2")
     (hang,) = hangs_of(job(waits, [call(4), call(5, size=MIB, state="started")], waits, waits))
     assert str(hang).startswith("ranks give all_reduce different sizes: 2 MiB on ranks 0, 2-3, 1 MiB on rank 1")
+    (hang,) = hangs_of(job(waits, [call(4), call(5, size=2 * MIB - 8, state="started")], waits, waits))
+    assert "2097152 B on ranks 0, 2-3, 2097144 B on rank 1" in str(hang)  # rounded, both are 2 MiB
 
 
 def p2p(rank: int, words: str, size: int = MIB, state: str = "started") -> dict[str, object]:

@@ -1,10 +1,9 @@
-"""The benchmarks of decision steps, of the protocol and of the watcher: short versions, judged by what must hold."""
+"""The benchmarks of the protocol and of the watcher: short versions, judged by what must hold."""
 
 import json
 
 import pytest
 
-import decision_scale
 import protocol_scale
 import watcher
 
@@ -13,21 +12,6 @@ pytestmark = pytest.mark.long
 
 def rows(capsys: pytest.CaptureFixture[str]) -> list[dict[str, float]]:
     return json.loads(capsys.readouterr().out)["rows"]
-
-
-def test_groups_of_one_job_are_searched_together_and_end_near_their_best(capsys: pytest.CaptureFixture[str]) -> None:
-    decision_scale.main(["--shapes", "3x2", "--iterations", "1", "--regret", "--json"])
-    (row,) = rows(capsys)
-    assert row["num_groups"] == 3
-    assert row["mean_regret"] < 0.05
-    assert row["worse_share"] == 0
-    assert 0 < row["median_s"] <= row["longest_s"]
-
-
-def test_groups_of_an_iteration_share_a_wire_and_differ_in_kernels() -> None:
-    first, second = decision_scale.draw_iteration(1, 0, 2, 2)
-    assert first.problem.group.computations != second.problem.group.computations
-    assert decision_scale.draw_iteration(1, 0, 2, 2)[1].problem == second.problem
 
 
 def test_what_a_rank_says_and_hears_does_not_grow_with_the_ranks(capsys: pytest.CaptureFixture[str]) -> None:

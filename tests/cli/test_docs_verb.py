@@ -39,7 +39,9 @@ def test_nothing_that_is_printed_names_a_file_of_a_checkout() -> None:
 
 
 def test_every_page_that_is_named_can_be_read(capsys: pytest.CaptureFixture[str]) -> None:
-    named = {name for path in SOURCES for text in _said(path) for name in re.findall(r"\blagom docs ([a-z]\w*)", text)}
+    named = {
+        name for path in SOURCES for text in _said(path) for name in re.findall(r"\blagom docs ([a-z][\w/]*)", text)
+    }
     assert {"accuracy", "formats", "support"} <= named
     for name in sorted(named):
         assert main(["docs", name]) == 0

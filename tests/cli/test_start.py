@@ -6,8 +6,6 @@ import sys
 import pytest
 
 from lagom_overlap.cli import flags
-from lagom_overlap.papers import flags as papers
-from lagom_overlap.papers.reproduce import ALL, CHAPTERS
 from lagom_overlap.tuners.sequential import pairs_of_large_bet
 from lagom_overlap.verbs import prove
 from lagom_overlap.verbs.compare import DEFAULT_TUNERS
@@ -49,4 +47,3 @@ def test_the_flags_offer_what_the_verbs_take() -> None:
     assert flags.TUNERS == DEFAULT_TUNERS
     assert tuple(Format) == flags.FORMATS
     assert (pairs_of_large_bet(prove.FEW_ALPHA), prove.MOST_PAIRS) == (flags.LEAST_RESTARTS, flags.MOST_RESTARTS)
-    assert (papers.CHAPTERS, papers.ALL_CHAPTERS) == (CHAPTERS, ALL)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, Protocol, Transport
+from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, Protocol, SpaceLimits, Transport
 from lagom_overlap.cost import ContentionModel, Profile
 from lagom_overlap.errors import JobError, SpaceError
 from lagom_overlap.hardware import Cluster
@@ -158,7 +158,7 @@ def test_no_collective_is_faster_than_its_wire(nvlink_model: ContentionModel) ->
 def test_ll_wins_small_messages_and_simple_large_ones(nvlink_model: ContentionModel) -> None:
     def best(num_bytes: int) -> Protocol | None:
         collective = Collective(AR, num_bytes, 8)
-        space = nvlink_model.space(collective, algorithms=[RING])
+        space = nvlink_model.space(collective, SpaceLimits(algorithms=(RING,)))
         return min(space, key=lambda config: nvlink_model.collective(collective, config).seconds()).protocol
 
     assert best(16 * KIB) is Protocol.LL

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, Protocol, Transport
+from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, Protocol, SpaceLimits, Transport
 from lagom_overlap.cost import Collectives, ContentionModel, LinkSource, Profile, load_profile
 from lagom_overlap.cost.nccl.links import link_of
 from lagom_overlap.cost.nccl.machines import on_topology
@@ -53,7 +53,7 @@ def test_every_default_can_run_and_lies_in_its_space(plausible: Profile, preset:
     for num_bytes, num_ranks in product([1, 64 * KIB, 4 * MIB, 512 * MIB], (2, 8, 16)):
         collective = Collective(kind, num_bytes, num_ranks)
         default = model.default_config(collective)
-        space = model.space(collective, num_threads=[default.num_threads or 0])
+        space = model.space(collective, SpaceLimits(num_threads=(default.num_threads or 0,)))
         assert default in space.subspaces[0]
         assert model.collective(collective, CommConfig()).seconds() > 0
 
@@ -117,9 +117,11 @@ def test_copy_engines_leave_every_sm_to_computation(plausible: Profile) -> None:
     assert copied.seconds(memory_load=1.0) > copied.seconds()
     with pytest.raises(SpaceError, match="copy engines carry all-gathers"):
         model.collective(AR, CommConfig(transport=Transport.COPY_ENGINE))
-    assert list(model.space(AG, transports=[Transport.COPY_ENGINE])) == [CommConfig(transport=Transport.COPY_ENGINE)]
+    assert list(model.space(AG, SpaceLimits(transports=(Transport.COPY_ENGINE,)))) == [
+        CommConfig(transport=Transport.COPY_ENGINE)
+    ]
     with pytest.raises(SpaceError, match="does not carry all_reduce"):
-        model.space(AR, transports=[Transport.COPY_ENGINE])
+        model.space(AR, SpaceLimits(transports=(Transport.COPY_ENGINE,)))
 
 
 def test_a_group_of_one_gpu_per_node_shares_the_node_s_cards(plausible: Profile) -> None:

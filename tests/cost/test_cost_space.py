@@ -9,6 +9,7 @@ from lagom_overlap.collective import (
     CollectiveKind,
     CommConfig,
     Protocol,
+    SpaceLimits,
     Transport,
     chunk_bytes_of_slice,
 )
@@ -43,14 +44,14 @@ def test_only_an_all_reduce_has_trees_and_only_a_switch_has_ll128(
 
 @pytest.mark.parametrize("collective", [AR, AG, A2A])
 def test_every_configuration_of_a_space_can_run(nvlink_model: ContentionModel, collective: Collective) -> None:
-    space = nvlink_model.space(collective, num_threads=[96, 512, 640])
+    space = nvlink_model.space(collective, SpaceLimits(num_threads=(96, 512, 640)))
     assert all(nvlink_model.collective(collective, config).seconds() > 0 for config in space)
 
 
 @pytest.mark.parametrize("collective", [AR, AG, A2A])
 def test_the_default_lies_in_the_first_subspace(nvlink_model: ContentionModel, collective: Collective) -> None:
     default = nvlink_model.default_config(collective)
-    space = nvlink_model.space(collective, num_threads=[256, default.num_threads])
+    space = nvlink_model.space(collective, SpaceLimits(num_threads=(256, default.num_threads)))
     assert default in space.subspaces[0]
 
 
@@ -63,29 +64,31 @@ def test_the_paper_s_slices_are_there_as_chunks(nvlink_model: ContentionModel) -
 
 def test_threads_stay_with_the_engine_unless_asked_for(nvlink_model: ContentionModel) -> None:
     assert {s.num_threads for s in nvlink_model.space(AR).subspaces} == {(None,)}
-    asked = nvlink_model.space(AR, num_threads=[512, 640]).subspaces
+    asked = nvlink_model.space(AR, SpaceLimits(num_threads=(512, 640))).subspaces
     assert {(s.algorithm, s.protocol): s.num_threads for s in asked}[Algorithm.RING, Protocol.SIMPLE] == (512,)
 
 
 def test_limits_are_sorted_and_kept(nvlink_model: ContentionModel) -> None:
     space = nvlink_model.space(
         AR,
-        algorithms=[Algorithm.RING],
-        protocols=[Protocol.SIMPLE],
-        num_channels=[61, 2, 2],
-        chunk_bytes=[MIB, 64 * KIB],
+        SpaceLimits(
+            algorithms=(Algorithm.RING,),
+            protocols=(Protocol.SIMPLE,),
+            num_channels=(61, 2, 2),
+            chunk_bytes=(MIB, 64 * KIB),
+        ),
     )
     assert [(s.num_channels, s.chunk_bytes) for s in space.subspaces] == [((2, 61), (64 * KIB, MIB))]
 
 
 def test_a_limit_on_algorithms_does_not_touch_point_to_point(nvlink_model: ContentionModel) -> None:
     assert implementations(nvlink_model, A2A) == {
-        (s.algorithm, s.protocol) for s in nvlink_model.space(A2A, algorithms=[Algorithm.RING]).subspaces
+        (s.algorithm, s.protocol) for s in nvlink_model.space(A2A, SpaceLimits(algorithms=(Algorithm.RING,))).subspaces
     }
 
 
 def test_protocols_that_cannot_take_the_chunks_are_left_out(nvlink_model: ContentionModel) -> None:
-    assert {s.protocol for s in nvlink_model.space(AG, chunk_bytes=[MIB]).subspaces} == {Protocol.SIMPLE}
+    assert {s.protocol for s in nvlink_model.space(AG, SpaceLimits(chunk_bytes=(MIB,))).subspaces} == {Protocol.SIMPLE}
 
 
 @pytest.mark.parametrize(
@@ -108,23 +111,23 @@ def test_limits_that_cannot_be_are_refused_in_words(
     nvlink_model: ContentionModel, collective: Collective, limits: dict[str, list[object]], words: str
 ) -> None:
     with pytest.raises(SpaceError, match=words):
-        nvlink_model.space(collective, **limits)
+        nvlink_model.space(collective, SpaceLimits(**limits))
 
 
 def test_copy_engines_are_one_more_subspace_of_what_they_carry() -> None:
     model = ContentionModel(load_preset("h100_dgx"), load_profile("plausible"))
     for collective, copies in ((AG, [CommConfig(transport=Transport.COPY_ENGINE)]), (AR, [])):
-        both = model.space(collective, transports=[Transport.COPY_ENGINE, Transport.P2P])
+        both = model.space(collective, SpaceLimits(transports=(Transport.COPY_ENGINE, Transport.P2P)))
         assert list(both) == [*model.space(collective), *copies]
-        assert model.space(collective, transports=[Transport.P2P]) == model.space(collective)
+        assert model.space(collective, SpaceLimits(transports=(Transport.P2P,))) == model.space(collective)
         assert replace(model.default_config(collective), num_threads=None) in both
     with pytest.raises(SpaceError, match="transports allows no value"):
-        model.space(AG, transports=[])
+        model.space(AG, SpaceLimits(transports=()))
 
 
 def test_channels_whose_fifo_lies_in_host_memory_are_shared_memory(nvlink_model: ContentionModel) -> None:
     cluster = nvlink_model.cluster
     shared = ContentionModel(replace(cluster, intra=replace(cluster.intra, host_fifo=True)), load_profile("plausible"))
-    assert shared.space(AR, transports=[Transport.SHM]) == shared.space(AR)
+    assert shared.space(AR, SpaceLimits(transports=(Transport.SHM,))) == shared.space(AR)
     with pytest.raises(SpaceError, match=r"transports allows p2p, but .* has shm, copy_engine"):
-        shared.space(AR, transports=[Transport.P2P])
+        shared.space(AR, SpaceLimits(transports=(Transport.P2P,)))

@@ -134,6 +134,32 @@ def unusual(step: int) -> list[Any]:
     return [t[:: MESSAGE // 16] for t in (most, whole, wide, leaf, scattered, inferred, parts, moved)]
 
 
+def elsewhere(step: int) -> list[Any]:
+    """What is not contiguous, by a job whose default device is another one."""
+    n = dist.get_world_size()
+    x = numbers(step, MESSAGE)
+    reduced, gathered, leaf = x.clone().view(n, -1).t(), torch.empty(MESSAGE, n).t(), torch.zeros(MESSAGE // n)
+    scattered, exchanged = torch.empty(2, MESSAGE // 2 // n).t(), torch.empty(MESSAGE // n, n).t()
+    with torch.device("meta"):
+        dist.all_reduce(reduced)
+        dist.all_gather_into_tensor(gathered, x.view(1, -1))
+        dist.reduce_scatter_tensor(scattered, x.view(-1, 2))
+        dist.reduce_scatter_tensor(leaf, x.clone().requires_grad_())
+        dist.all_to_all_single(exchanged, x.view(n, -1))
+    return [t.reshape(-1)[:: MESSAGE // 16] for t in (reduced, gathered, scattered, leaf, exchanged)]
+
+
+def scattered_by_columns(step: int) -> list[Any]:
+    """The order in which torch adds ranks' numbers goes by where they lie, of transposed ones, too."""
+    n = dist.get_world_size()
+    tall = numbers(step, MESSAGE).view(2, -1).t()
+    with_gaps = torch.zeros(len(tall), 4)[:, ::2].copy_(tall)
+    out = [torch.empty(len(tall) // n, 2) for _ in "ab"]
+    dist.reduce_scatter_tensor(out[0], tall)
+    dist.reduce_scatter_tensor(out[1], with_gaps)
+    return out
+
+
 def arrived_late(step: int) -> list[Any]:
     """What functional collectives give is waited for where it is used."""
     n, world = dist.get_world_size(), dist.group.WORLD
@@ -261,6 +287,8 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
     "groups that a rank is not in": lambda: calls(other_groups),
     "coalesced": lambda: calls(coalesced),
     "what the engine does not run": lambda: calls(unusual),
+    "under another default device": lambda: calls(elsewhere),
+    "transposed": lambda: calls(scattered_by_columns),
     "handles that are dropped": lambda: calls(dropped),
     "memory that overlaps": lambda: calls(overlapping),
     "what arrives late": lambda: calls(arrived_late),

@@ -1,12 +1,14 @@
-"""One rank of a job under the hooks of `lagom run --online` that goes on without its process groups.
+"""One rank of a job under the hooks of `lagom run --online` that goes on without its model and its process groups.
 
-It prints the threads of ours while it has them, and afterwards.
+It prints the threads of ours while it has them, whether the model was gone when it dropped it, and the threads at last.
 """
 
+import gc
 import os
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 os.environ["LAGOM_RUN_MODE"] = "online"
@@ -33,10 +35,14 @@ for _ in range(12):
     model(torch.ones(1, 512)).sum().backward()
     optimizer.step()
 during = ours()
+living = weakref.ref(model), weakref.ref(model.module), weakref.ref(optimizer)
+del model, optimizer
+gc.collect()
+are_gone = [each() is None for each in living]
 dist.barrier()
 groups.destroy_process_group()
 deadline = time.monotonic() + 60
 while ours() and time.monotonic() < deadline:  # a thread ends when it is scheduled
     time.sleep(0.01)
-sys.stdout.write(f"{sorted({*during} - {'lagom-future'})} {ours()}\n")
+sys.stdout.write(f"{sorted({*during} - {'lagom-future'})} {are_gone} {ours()}\n")
 time.sleep(0.1)  # gloo's threads drop the last call's tensors and need Python for it (PyTorch issue 190489)

@@ -282,3 +282,26 @@ def test_settings_of_another_job_are_not_proven_and_nothing_else_is_tried(found:
     assert {state for state, _ in job.plans[0]} == {"record", "done"}
     assert f"1 of {len(found)} call sites of the settings" in job.members[0].plan.reason
     assert job.leader.start_check is None
+
+
+def proof_check(num_pairs: int = 25) -> Check:
+    return Check(num_pairs=num_pairs, seed="0", max_slowdown=2.0, default_s=1.0, is_start=True, num_same=3)
+
+
+def test_one_slow_window_decides_no_proof_and_two_running_do() -> None:
+    check = proof_check()
+    check.report(5.0)  # the first window of all, in a burst of another job's work
+    assert not check.is_over
+    for _ in range(6):
+        check.report(1.0)
+    for _ in range(60):
+        if not check.is_over:
+            check.report(0.8 if check.next_arm is Arm.TUNED else 1.0)
+    assert check.is_kept, check.words
+    check = proof_check()
+    for time_s in (5.0, *[1.0] * 6):
+        check.report(time_s)
+    while not check.is_over:
+        check.report(4.0 if check.next_arm is Arm.TUNED else 1.0)
+    assert (check.is_kept, check.is_too_slow, len(check.times_s[1])) == (False, True, 0)
+    assert check.words == "steps take 4.00 times as long, in two windows running"

@@ -13,6 +13,7 @@ from lagom_overlap.online.ranks.messages import SwitchState
 from lagom_overlap.report.proof import render_proof, write_proof
 from lagom_overlap.results.conclusion import Conclusion
 from lagom_overlap.results.proof import ProofDecision
+from lagom_overlap.tuners.problem import MAX_PAIRS
 
 OPTIONS = OnlineOptions(searches=False, watch_steps=0)
 
@@ -117,7 +118,7 @@ def test_a_proof_ends_in_adopt_reject_or_no_difference(
     assert proof.decision is decision
     assert proof.found.startswith(found)
     if ratio == 0.4:
-        assert (proof.judgement, proof.reason) == (None, "steps take 2.48 times as long")
+        assert (proof.judgement, proof.reason) == (None, "steps take 2.48 times as long, in two windows running")
     elif decision is ProofDecision.NO_DIFFERENCE:
         assert float(proof.found.split()[-2]) < 2
     else:
@@ -132,6 +133,19 @@ def test_a_proof_ends_in_adopt_reject_or_no_difference(
         assert words in page
     assert "src=" not in page, "one file, which loads nothing"
     assert "<link" not in page
+
+
+def test_a_proof_that_noise_decides_says_how_many_pairs_would_and_asks_for_them() -> None:
+    noisy = [1.04 + 25 * noise for noise in (*NOISE, *NOISE[3:])]
+    check = check_of(noisy[:25])
+    assert check.is_over
+    proof = of_proof(stand(SwitchState.DONE), check, subject=Path("lagom.json"), options=OPTIONS)
+    assert proof.decision is ProofDecision.NO_DIFFERENCE
+    needed = check.num_needed
+    assert needed is not None
+    assert 25 < needed <= MAX_PAIRS
+    assert f"about {needed} pairs like these ({2 * OPTIONS.window_steps * needed} steps) would decide" in proof.reason
+    assert f"closer limits: lagom run --prove lagom.json --pairs {max(needed, 50)} -- " in proof.next_line
 
 
 def test_a_proof_that_was_cut_off_is_undecided_and_says_what_was_missing() -> None:

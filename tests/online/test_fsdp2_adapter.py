@@ -1,5 +1,8 @@
 """Reduce-scatters that nobody has waited for: none outlives its backward pass, whatever became of the one before."""
 
+import gc
+import weakref
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -168,3 +171,15 @@ def test_undoing_gives_fsdp2_its_own_calls_back_but_not_those_that_the_user_repl
     model.set_custom_all_gather(custom)
     undo()
     assert group._all_gather_comm is custom
+
+
+@pytest.mark.usefixtures("model")
+def test_a_model_that_the_job_drops_is_gone_while_the_adapter_is_attached():
+    dropped = fully_shard(torch.nn.Linear(4, 4))
+    undo = Fsdp2Adapter().attach(dropped, GlooRoute(dist.HashStore()))
+    step_of(dropped)
+    living = weakref.ref(dropped), weakref.ref(param_group(dropped))
+    del dropped
+    gc.collect()
+    assert [each() for each in living] == [None, None]
+    undo()

@@ -291,9 +291,9 @@ def test_the_chain_from_saved_settings_over_their_proof_to_a_run_that_starts_wit
     assert {"request.mode"} <= {row["name"] for row in compared["settings"]}
 
 
-def test_a_job_that_goes_on_without_its_process_groups_keeps_no_thread_of_ours(tmp_path):
+def test_a_job_that_goes_on_without_its_model_and_its_process_groups_keeps_neither_it_nor_a_thread_of_ours(tmp_path):
     for words in run_ranks(Path(__file__).parent / "destroyed_rank.py", [], 2, cwd=tmp_path):
-        assert "['lagom-clock', 'lagom-presence', 'lagom-store'] []\n" in words
+        assert "['lagom-clock', 'lagom-presence', 'lagom-store'] [True, True, True] []\n" in words
 
 
 def torch_version():

@@ -1,9 +1,12 @@
 """Steps told apart without a line of the job's code."""
 
 import copy
+import gc
 import pickle
 import sys
 import threading
+import warnings
+import weakref
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -230,6 +233,38 @@ def test_compiled_parts_of_an_eager_model_begin_no_steps(watched):
         optimizer.step()
     assert watched.models == [whole]
     assert watched.num_steps == 3
+
+
+@pytest.mark.usefixtures("_without_compiled_code")
+def test_torch_compile_warns_of_hooks_on_all_modules_if_they_are_the_jobs(watched):
+    """A job that makes warnings errors would end."""
+    other = torch.compile(Block(torch.nn.Linear(4, 4))[0], backend="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        other(torch.ones(2, 4))
+    assert watched.models == []
+    hook = torch.nn.modules.module.register_module_forward_pre_hook(lambda *_: None)
+    with pytest.warns(UserWarning, match="global hooks on modules"):
+        other(torch.ones(2, 4))
+    parts()[0](torch.ones(2, 4))  # the model is known, our hooks are gone
+    assert torch.nn.modules.module._has_any_global_hook.__module__ == "torch.nn.modules.module"
+    hook.remove()
+    assert not torch.nn.modules.module._has_any_global_hook()
+
+
+def test_a_model_that_the_job_drops_is_gone_and_an_update_of_another_one_begins_no_step(watched):
+    model, (optimizer, _) = parts()
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    watched.models.clear()
+    living = weakref.ref(model)
+    del model, optimizer, _
+    gc.collect()
+    assert living() is None
+    other, (optimizer, _) = parts()
+    other(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    assert watched.num_steps == 1
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])

@@ -105,6 +105,12 @@ def test_broken_utf8_and_lone_backslashes_do_not_stop_the_reading():
     ]
 
 
+def test_half_a_pair_of_utf16_is_replaced_and_a_whole_pair_stays():
+    # Python's json.dump writes the first for a name that was no UTF-8, read with surrogateescape.
+    trace = rb'{"traceEvents": [{"name": "a\udc80b"}, {"name": "\ud83d\ude00 \ud83d"}, {"name": "\\ud800"}]}'
+    assert names(trace) == ["a\ufffdb", "\U0001f600 \ufffd", "\\ud800"]
+
+
 DIRT = {
     "control characters in a text": (b'"k2"', b'"k2\x01\x0b\n\t"'),
     "a comma before the closing bracket": (b"}]", b"},\n]"),

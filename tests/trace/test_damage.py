@@ -202,3 +202,46 @@ def test_steps_of_one_number_that_follow_each_other_are_several(tmp_path):
     assert "3 steps have only 1 numbers: they are numbered in order of time" in rank.trace.warnings
     (recorded,) = read_traces([path], ReadOptions(as_recorded=True))  # as HTA counts them
     assert [step.number for step in recorded.steps] == [4]
+
+
+def test_the_step_in_which_a_cut_file_ends_is_left_out(tmp_path):
+    file = steps_of(KinetoFile(), 3, 1000)
+    for n in range(30):
+        file.kernel(GEMM, 10 + 100 * n, 75, launch=5 + 100 * n)
+    data = file.to_json()
+    path = tmp_path / "t.json"
+    path.write_bytes(data[: len(data) * 3 // 4])  # after some 20 kernels
+    found = analyse(read_traces([path]))
+    assert [(step.number, step.measures.compute_ns) for step in found.ranks[0].steps] == [(0, 750_000), (1, 750_000)]
+    assert any("step 2 and what ran after are left out: the file ends in it" in text for text in found.warnings)
+    # A list may lack its bracket by the format: nothing is missing then.
+    path.write_bytes(data[: data.rindex(b"]")])
+    assert len(analyse(read_traces([path])).ranks[0].steps) == 3
+
+
+def test_a_step_without_a_length_is_none(tmp_path):
+    file = steps_of(KinetoFile(), 2, 1000)
+    file.step(2, 1500, 0)
+    for n in range(20):
+        file.kernel(GEMM, 10 + 100 * n, 75, launch=5 + 100 * n)
+    found = analyse(read_traces([file.write(tmp_path / "t.json")]))
+    assert [step.measures.compute_ns for step in found.ranks[0].steps] == [750_000, 750_000]
+
+
+def test_kernels_without_correlations_are_not_missing(tmp_path):
+    file = steps_of(KinetoFile(), 2, 1000)
+    for n in range(20):
+        file.kernel(GEMM, 10 + 100 * n, 75, launch=5 + 100 * n)
+    for event in file.events:
+        if event["cat"] == "kernel":
+            del event["args"]["correlation"]
+    found = analyse(read_traces([file.write(tmp_path / "t.json")]))
+    assert [step.measures.compute_ns for step in found.ranks[0].steps] == [750_000, 750_000]
+    assert not any("no GPU event" in text for text in found.warnings)
+
+
+def test_a_trace_of_copies_alone_says_that_kernels_are_missing(tmp_path):
+    file = KinetoFile()
+    file.kernel("Memcpy DtoH (Device -> Pageable)", 10, 100, cat="gpu_memcpy", bytes=4)
+    found = analyse(read_traces([file.write(tmp_path / "t.json")]))
+    assert any("only copies in it, no kernel" in text for text in found.warnings)

@@ -38,13 +38,18 @@ def test_inspector_lines_become_collectives_by_rank(tmp_path):
     assert any("without a timeline" in text for text in first.warnings)
 
 
-def test_a_broken_last_line_is_a_warning_and_one_in_the_middle_an_error(tmp_path):
+def test_broken_lines_are_counted_wherever_they_are_and_a_file_of_them_is_refused(tmp_path):
     path = tmp_path / "inspector.jsonl"
     path.write_text(line(0, 1) + "\n" + line(0, 2)[:40])
     (trace,) = read_traces([path])
     assert len(trace.calls) == 1
     assert any("was left out" in text for text in trace.warnings)
-    path.write_text(line(0, 1) + "\n" + line(0, 2)[:40] + "\n" + line(0, 3))
+    # A job that was started again writes on behind the line that the crash cut; it may log there, too.
+    path.write_text(line(0, 1) + "\n" + line(0, 2)[:40] + line(0, 3) + "\nNCCL INFO\n" + line(0, 4) + "\n" + line(0, 5))
+    (trace,) = read_traces([path])
+    assert [call.sequence for call in trace.calls] == [1, 4, 5]
+    assert any(f"2 broken lines, the first at byte {len(line(0, 1)) + 1}, were" in text for text in trace.warnings)
+    path.write_text(line(0, 1) + "\n" + line(0, 2)[:40] + "\n" + line(0, 3)[:30])
     with pytest.raises(TraceError, match=rf"line at byte {len(line(0, 1)) + 1}"):
         read_traces([path])
 
@@ -95,3 +100,31 @@ def test_algorithm_protocol_and_channels_tell_calls_apart(tmp_path):
         ("", "", 6),
         ("", "", 0),
     }
+
+
+def test_calls_without_a_time_are_in_no_bandwidth(tmp_path):
+    path = tmp_path / "inspector.jsonl"
+    path.write_text("\n".join(line(0, number, us=us) for number, us in enumerate((100.0, 0, -5, 1e300))))
+    found = analyse(read_traces([path]))
+    (row,) = found.rows
+    assert (row.count, row.total_ns, row.median_ns, row.min_ns) == (4, 100_000, 100_000, 100_000)
+    assert row.busbw_bytes_per_s == pytest.approx(MIB * 7 / 4 / 100e-6)
+    assert any("3 of 4 calls have no duration" in text for text in found.warnings)
+
+
+def test_a_byte_order_mark_and_lines_that_end_as_on_windows_change_nothing(tmp_path):
+    path = tmp_path / "inspector.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + "\r\n\r\n".join(line(0, number) for number in range(3)).encode())
+    (trace,) = read_traces([path])
+    assert len(trace.calls) == 3
+
+
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [([json.loads(line(0, 1))], "from lines"), ([{"entries": [], "rank": 0}], "one rank's dump")],
+)
+def test_a_list_of_what_is_no_trace_says_how_it_is_read(tmp_path, rows, why):
+    path = tmp_path / "list.json"
+    path.write_text(json.dumps(rows))
+    with pytest.raises(TraceError, match=why):
+        read_traces([path])

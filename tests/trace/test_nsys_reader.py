@@ -113,6 +113,16 @@ def test_values_of_foreign_types_are_dropped(tmp_path):
     assert any("were dropped" in text for text in first.warnings)
 
 
+def test_a_name_that_is_no_utf8_refuses_no_export(tmp_path):
+    path = database(tmp_path / "report.sqlite")
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE StringIds SET value = CAST(x'67656dff' AS TEXT) WHERE id = 2")
+    connection.close()
+    first, _ = read_traces([path])
+    assert first.events.names[0] == "gem\ufffd"
+    assert len(first.events) == 3
+
+
 @pytest.mark.parametrize("tables", [("KERNEL", "RUNTIME", "NVTX_EVENTS"), ("RUNTIME",), ("NVTX_EVENTS",)])
 def test_tables_that_end_in_a_version_are_read_as_the_plain_ones(tmp_path, tables):
     plain, versioned = tmp_path / "plain.sqlite", tmp_path / "versioned.sqlite"

@@ -13,6 +13,7 @@ from lagom_overlap.tuners.sequential import (
     Decision,
     judged_pairs,
     log_wealth,
+    more_pairs,
     scales,
 )
 
@@ -141,3 +142,23 @@ def test_a_gain_of_0_3_percent_that_might_be_2_is_not_adopted_before_it_is_known
 def test_times_must_be_positive(times) -> None:
     with pytest.raises(ValueError, match="positive times"):
         judged_pairs(*times)
+
+
+@pytest.mark.parametrize(("gain", "noise"), [(0.05, 0.08), (0.1, 0.2), (-0.1, 0.2)])
+def test_the_pairs_that_are_said_to_decide_are_about_those_that_do(gain: float, noise: float) -> None:
+    """Heavy-tailed noise; in the median of many tests, from their first 25 pairs."""
+    random = np.random.default_rng(3)
+    said, did = [], []
+    for _ in range(60):
+        ratios = np.exp(np.log1p(gain) + noise * random.standard_t(4, 400))
+        same = [(float(ratio), 1.0) for ratio in np.exp(noise * random.standard_t(4, 3))]
+        said.append(more_pairs(ratios[:25].tolist(), [1.0] * 25, same_s=same) or inf)
+        x = np.log(ratios)
+        scale = scales(x[None], np.abs(np.log([[first for first, _ in same]])))
+        wealth = np.maximum(log_wealth(x[None], scale)[0], log_wealth(-x[None], scale)[0])
+        did.append(int(np.argmax(wealth >= log(1 / ALPHA))) + 1 if wealth.max() >= log(1 / ALPHA) else inf)
+    assert np.median(did) / 2 < np.median(said) < 2.5 * np.median(did), (np.median(said), np.median(did))
+
+
+def test_pairs_that_go_nowhere_promise_no_end() -> None:
+    assert more_pairs([1.0, 1.1, 1.0, 1.1], [1.1, 1.0, 1.1, 1.0], same_s=[(1.0, 1.1)]) is None

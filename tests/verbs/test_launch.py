@@ -381,6 +381,13 @@ def test_online_tuning_is_told_how_long_the_job_is(tmp_path, plugin_library):
         request(tmp_path, RunMode.OBSERVE, job_steps=70_000)
 
 
+def test_a_proof_in_the_job_has_as_many_pairs_as_are_asked_for(tmp_path):
+    saved_settings(tmp_path / "lagom.json", route="gloo")
+    made = prepare(request(tmp_path, RunMode.PROVE, config=tmp_path / "lagom.json", num_pairs=60), environment())
+    assert launch_session.options_of("prove", made.environment).num_pairs == 60
+    assert launch_session.options_of("prove", environment()).num_pairs == 25
+
+
 def test_without_the_plug_in_the_job_runs_and_it_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr("lagom_overlap.nccl_plugin.library.lagom_overlap.__path__", [str(tmp_path)])
     monkeypatch.setattr(launch, "boot_folder", lambda: tmp_path)
@@ -456,6 +463,12 @@ def test_machines_that_each_start_a_torchrun_of_one_job_share_the_folder_that_is
         (["--prove", "gloo.json", "--config", "gloo.json", "--", PYTHON], "--config has no meaning with --prove"),
         (["--restarts", "7", "--config", "gloo.json", "--", PYTHON], "--restarts has no meaning without --prove"),
         (["--prove", "gloo.json", "--restarts", "5", "--", PYTHON], "allowed: 6 to 50"),
+        (["--prove", "gloo.json", "--pairs", "102", "--", PYTHON], "'102' is not a number of pairs; allowed: 8 to 101"),
+        (["--pairs", "50", "--observe", "--", PYTHON], "--pairs has no meaning without --prove"),
+        (
+            ["--prove", "gloo.json", "--restarts", "7", "--pairs", "50", "--", PYTHON],
+            "by restarts, which has --restarts",
+        ),
         (["--online", "--job-steps", "0", "--", PYTHON], "'0' is no number of steps; allowed: 1 to 1000000000000"),
         (["--config", "bad.env", "--", PYTHON], "line 2: 'NCCL_ALGO' is not NAME=value"),
         (["--config", "ours.env", "--", PYTHON], "PYTHONPATH is lagom run's own"),

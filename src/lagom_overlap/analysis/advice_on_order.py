@@ -9,6 +9,7 @@ import numpy as np
 
 from lagom_overlap.analysis.advice import Advice, per_step, per_step_s
 from lagom_overlap.analysis.findings import Findings, RankFindings
+from lagom_overlap.analysis.groups import NEAR_NS
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.trace.gpu_trace import NO_TIME, NS_PER_S, UNKNOWN, EventRole, KnobReach
 from lagom_overlap.units import MIB, format_bytes, format_seconds
@@ -16,8 +17,6 @@ from lagom_overlap.workload.step.rules import changes_of
 
 _WHOLLY: Final = 0.95
 """Of what nothing hides; the rest is what a stray small kernel may cover."""
-_NEAR_NS: Final = 20_000
-"""A kernel that starts this soon after its cause followed it at once."""
 _SMALL: Final = 1 * MIB
 """Calls below it are worth joining: at such sizes latency is a good part of their time. Chosen, not measured."""
 _SHARDED: Final = frozenset({CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER})
@@ -122,7 +121,7 @@ def _queued_behind(rank: RankFindings) -> dict[str, dict[_Pair, _Queued]]:
             ended = int(events.end_ns[calls[before].event])
             row = calls[after].event
             start, launch = int(events.start_ns[row]), int(events.launch_ns[row])
-            if launch == NO_TIME or launch >= ended or not 0 <= start - ended <= _NEAR_NS:
+            if launch == NO_TIME or launch >= ended or not 0 <= start - ended <= NEAR_NS:
                 continue
             between = slice(*np.searchsorted(begins, (ended, start)))
             if np.any(ends[between] <= start):  # it waited for a kernel that waited for the other: a true dependence
@@ -179,7 +178,7 @@ def _late_all_gathers(rank: RankFindings) -> tuple[int, int, int]:
         exposed_ns = int(rank.exposed_ns[index])
         all_ns += exposed_ns
         launch, start = int(events.launch_ns[call.event]), int(events.start_ns[call.event])
-        if launch != NO_TIME and 0 <= start - launch <= _NEAR_NS and exposed_ns > 0:
+        if launch != NO_TIME and 0 <= start - launch <= NEAR_NS and exposed_ns > 0:
             count += 1
             late_ns += exposed_ns
     return count, late_ns, all_ns
@@ -197,7 +196,7 @@ def prefetch(findings: Findings) -> Iterator[Advice]:
             what="Prefetch the next layers' all-gathers further ahead: at most their exposed time goes",
             apply="for a, b, c in zip(layers, layers[1:], layers[2:]): a.set_modules_to_forward_prefetch([b, c])"
             "  # FSDP2; over reversed(layers) set_modules_to_backward_prefetch",
-            evidence=f"{count} exposed all-gathers started within {format_seconds(_NEAR_NS / NS_PER_S)} of their "
+            evidence=f"{count} exposed all-gathers started within {format_seconds(NEAR_NS / NS_PER_S)} of their "
             f"launch: the wire was free, the launch came late; exposed {per_step(findings, late_ns)}",
             predicted_gain_s=per_step_s(findings, late_ns),
         )

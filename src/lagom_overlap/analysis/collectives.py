@@ -44,6 +44,7 @@ class CollectiveKey:
 class CollectiveRow:
     """All finished calls of one key over all ranks; times in ns summed over ranks and calls.
 
+    Calls whose duration is not known are counted, and in no time and no bandwidth.
     `exposed_ns` is each call's own time without concurrent computation: calls that are exposed at once each count it.
     `waiting_ns` is None where no call could be matched with its peers; `busbw_bytes_per_s` None where the bytes or the
     number of ranks are unknown.
@@ -124,7 +125,7 @@ def collective_rows(
 
 
 def _row(key: CollectiveKey, calls: list[tuple[CommCall, int, int | None]]) -> CollectiveRow:
-    durations = [call.duration_ns for call, _, _ in calls]
+    durations = [call.duration_ns for call, _, _ in calls if call.duration_ns] or [0]
     total_ns = sum(durations)
     waits = [wait for _, _, wait in calls if wait is not None]
     waiting_ns = sum(waits) if waits else None  # a call without known peers counts as moving bytes all the time
@@ -138,7 +139,7 @@ def _row(key: CollectiveKey, calls: list[tuple[CommCall, int, int | None]]) -> C
         waiting_ns=waiting_ns,
         median_ns=float(np.median(durations)),
         min_ns=min(durations),
-        busbw_bytes_per_s=_busbw(key, kind, len(calls), total_ns - (waiting_ns or 0)),
+        busbw_bytes_per_s=_busbw(key, kind, len(durations), total_ns - (waiting_ns or 0)),
     )
 
 

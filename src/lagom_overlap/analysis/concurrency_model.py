@@ -78,8 +78,9 @@ DEPTH: Final = 4096
 """The k of a product whose shape is not known: a hidden size of the 7B and 8B models, assumed."""
 _TILED: Final = (KernelClass.GEMM, KernelClass.ATTENTION, KernelClass.CONVOLUTION)
 _THREADS_PER_SM: Final = 2048
+"""CUDA's limit of threads that an SM holds at once, compute capability 8.0 and 9.0."""
 _MAX_BLOCKS_PER_SM: Final = 32
-"""The most threads and blocks that an SM holds at once: CUDA's limits of compute capability 8.0 and 9.0."""
+"""And of blocks."""
 
 
 def modelled_kernel(

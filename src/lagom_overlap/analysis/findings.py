@@ -28,12 +28,10 @@ from lagom_overlap.analysis.measures import (
 )
 from lagom_overlap.analysis.parts import OverlapPart, parts_of
 from lagom_overlap.analysis.peers import peers_of
+from lagom_overlap.trace.damage import JUMP_NS, JUMP_RATIO
 from lagom_overlap.trace.gpu_trace import NS_PER_S, GpuTrace, Int64, only_rows
 from lagom_overlap.units import format_percent, format_seconds
 
-_JUMP_NS: Final = 10 * NS_PER_S
-_JUMP_RATIO: Final = 10
-"""A gap this long, and so many times as long as all the rest, is a clock that jumped. Chosen, not measured."""
 _MAX_NAMES: Final = 3
 """Names in a sentence; the others are counted."""
 _TORN: Final = 0.1
@@ -105,7 +103,8 @@ def without_lead_in(trace: GpuTrace) -> GpuTrace:
     windows = marked_windows(trace)
     if not windows:
         num = len(trace.steps)
-        why = f"{'none of its' if num > 1 else 'its'} {num} marked step{'s' if num > 1 else ''} launched a kernel here"
+        why = f"none of its {num} marked steps launched a kernel here"
+        why = why if num > 1 else "its marked step launched no kernel here"
         return replace(trace, steps=(), warnings=(*trace.warnings, why))
     trace, windows = _without_torn_end(trace, windows)
     num_torn = _num_torn(trace, windows)
@@ -142,17 +141,20 @@ _Windows = tuple[tuple[int, int, int], ...]
 
 
 def _without_torn_end(trace: GpuTrace, windows: _Windows) -> tuple[GpuTrace, _Windows]:
-    """The trace without its last steps where these miss much of their work, as of a profiler that stopped too early."""
+    """The trace without its last steps where these miss much of their work, as of a profiler that stopped too early.
+
+    Of a file that ends within an event the last step that has any work misses the rest of it.
+    """
     num_torn = _num_torn(trace, windows[::-1])
+    ends_within = not num_torn and trace.is_torn and len(windows) > 1
+    num_torn = num_torn or int(ends_within)
     if not num_torn:
         return trace, windows
     kept, torn = windows[:-num_torn], windows[-num_torn:]
     end = int(np.searchsorted(trace.events.start_ns, torn[0][1]))
     names = ", ".join(str(window[0]) for window in torn)
-    left_out = (
-        f"step{'s' if num_torn > 1 else ''} {names} and what ran after are left out: "
-        f"{format_percent(_TORN, 0)} or more of their kernels are missing"
-    )
+    why = "the file ends in it" if ends_within else f"{format_percent(_TORN, 0)} or more of their kernels are missing"
+    left_out = f"step{'s' if num_torn > 1 else ''} {names} and what ran after are left out: {why}"
     numbers = {window[0] for window in kept}
     return replace(
         trace,
@@ -186,8 +188,8 @@ def _clock_warning(trace: GpuTrace) -> tuple[str, ...]:
     events = trace.events
     gaps = events.start_ns[1:] - np.maximum.accumulate(events.end_ns)[:-1]
     longest = int(gaps.max()) if len(gaps) else 0
-    rest = events.span_ns - int(gaps[gaps > _JUMP_NS].sum())
-    if longest > _JUMP_NS and longest > _JUMP_RATIO * rest:
+    rest = events.span_ns - int(gaps[gaps > JUMP_NS].sum())
+    if longest > JUMP_NS and longest > JUMP_RATIO * rest:
         return (f"{trace.file}: nothing runs for {longest / NS_PER_S:.0f} s in one piece: a clock may have jumped",)
     return ()
 
@@ -198,6 +200,8 @@ def _warnings(traces: Sequence[GpuTrace]) -> tuple[str, ...]:
         warnings.extend(f"{trace.file}: {text}" for text in trace.warnings)
         if not len(trace.events):
             continue
+        if not np.any(trace.events.memory_op == 0):
+            warnings.append(f"{trace.file}: only copies in it, no kernel: what computes and communicates is not known")
         if not trace.steps:
             warnings.append(f"{trace.file}: no profiler steps; the whole trace counts as one step")
         warnings.extend(_clock_warning(trace))
@@ -228,10 +232,20 @@ def _warnings(traces: Sequence[GpuTrace]) -> tuple[str, ...]:
             f"not ended when recorded, and in no count, time or bandwidth: {len(unfinished)} "
             f"call{'s' if len(unfinished) > 1 else ''}, {', '.join(names[:_MAX_NAMES])}{more}"
         )
+    warnings.extend(_untold(traces))
     unsure = sum(call.op == "unknown" for trace in traces for call in trace.calls)
     if unsure:
         warnings.append(f"{unsure} communicating events do not say which collective they are; their op is 'unknown'")
     return tuple(dict.fromkeys(warnings))
+
+
+def _untold(traces: Sequence[GpuTrace]) -> list[str]:
+    """A line where some calls of files without a timeline have no duration; where none has, the reader says so."""
+    calls = [call for trace in traces if not len(trace.events) for call in trace.calls if call.is_finished]
+    num = sum(not call.duration_ns for call in calls)
+    if not 0 < num < len(calls):
+        return []
+    return [f"{num} of {len(calls)} calls have no duration: they are counted, and are in no time and no bandwidth"]
 
 
 def _with_timeline(traces: Sequence[GpuTrace]) -> Sequence[GpuTrace]:

@@ -140,8 +140,11 @@ def _differing(calls: dict[int, CommCall]) -> str:
     first = next(iter(calls.values()))
     if len(by_size) > 1 and first.kind in _EQUAL:
         has_dtypes = len({dtype for _, dtype in by_size}) > 1
+        shown = {size: format_bytes(size) for size, _ in by_size}
+        if len(set(shown.values())) < len(shown):  # rounded, they look equal
+            shown = {size: f"{size} B" for size in shown}
         parts = ", ".join(
-            f"{format_bytes(size)}{f' of {dtype}' if dtype and has_dtypes else ''} on {_ranks_text(ranks)}"
+            f"{shown[size]}{f' of {dtype}' if dtype and has_dtypes else ''} on {_ranks_text(ranks)}"
             for (size, dtype), ranks in sorted(by_size.items(), key=_most_first)
         )
         return f"ranks give {first.op} different sizes: {parts}"

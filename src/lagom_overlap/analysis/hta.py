@@ -21,9 +21,7 @@ from typing import Final
 import numpy as np
 
 from lagom_overlap.analysis.intervals import Intervals
-from lagom_overlap.trace.gpu_trace import NO_TIME, GpuTrace, Int64
-
-_US: Final = 1000
+from lagom_overlap.trace.gpu_trace import NO_TIME, NS_PER_US, GpuTrace, Int64
 
 
 class HtaKind(StrEnum):
@@ -62,11 +60,11 @@ def hta_kind(name: str) -> HtaKind:
 
 def _rounded(start_ns: Int64, end_ns: Int64) -> tuple[Int64, Int64]:
     """Start and end in whole microseconds as HTA rounds them, back in nanoseconds; whole starts are left alone."""
-    if not np.any(start_ns % _US):
+    if not np.any(start_ns % NS_PER_US):
         return start_ns, end_ns
-    start_us, length_us = start_ns // _US + start_ns % _US / _US, (end_ns - start_ns) / _US
-    start = np.ceil(start_us).astype(np.int64) * _US
-    return start, np.floor(start_us + length_us).astype(np.int64) * _US
+    start_us, length_us = start_ns // NS_PER_US + start_ns % NS_PER_US / NS_PER_US, (end_ns - start_ns) / NS_PER_US
+    start = np.ceil(start_us).astype(np.int64) * NS_PER_US
+    return start, np.floor(start_us + length_us).astype(np.int64) * NS_PER_US
 
 
 def hta_figures(trace: GpuTrace, *, rounded: bool = True) -> HtaFigures:
@@ -93,10 +91,10 @@ def hta_figures(trace: GpuTrace, *, rounded: bool = True) -> HtaFigures:
     idle_ns = span_ns - Intervals.union(start, end).length_ns
     return HtaFigures(
         overlap_pct=100 * overlap_ns / comm.length_ns if comm.length_ns else None,
-        idle_us=idle_ns / _US,
-        compute_us=compute.length_ns / _US,
-        non_compute_us=(span_ns - idle_ns - compute.length_ns) / _US,
-        span_us=span_ns / _US,
-        comm_us=comm.length_ns / _US,
-        overlap_us=overlap_ns / _US,
+        idle_us=idle_ns / NS_PER_US,
+        compute_us=compute.length_ns / NS_PER_US,
+        non_compute_us=(span_ns - idle_ns - compute.length_ns) / NS_PER_US,
+        span_us=span_ns / NS_PER_US,
+        comm_us=comm.length_ns / NS_PER_US,
+        overlap_us=overlap_ns / NS_PER_US,
     )

@@ -84,17 +84,8 @@ class SimulatedBackend:
         )
 
     def _space(self, collective: Collective) -> ConfigSpace:
-        limits = self._request.limits
         try:
-            return self._model.space(
-                collective,
-                algorithms=limits.algorithms,
-                protocols=limits.protocols,
-                transports=limits.transports,
-                num_channels=limits.num_channels,
-                num_threads=limits.num_threads,
-                chunk_bytes=limits.chunk_bytes,
-            )
+            return self._model.space(collective, self._request.limits)
         except SpaceError as error:
             raise SpaceError(_by_key(str(error))) from None
 

@@ -42,6 +42,7 @@ from lagom_overlap.workload.ops import is_host_read
 
 FORMAT: Final = "lagom-capture"
 VERSION: Final = 1
+"""Of the file's format; a file of another version is refused."""
 MAX_FILE_BYTES: Final = 1 << 29
 """A file that unpacks to more than 512 MiB is refused; a step of 20,000 operators has about 15 MB."""
 MAX_OPS: Final = 1_000_000

@@ -19,9 +19,8 @@ from torch import nn
 from lagom_overlap.errors import JobError
 from lagom_overlap.workload import Buffer, Iteration, Op, Phase
 from lagom_overlap.workload.issued import IssuedStep
+from lagom_overlap.workload.ops import BACKWARD_PHASES
 from lagom_overlap.workload.parallel import Slot
-
-_BACKWARD = (Phase.BACKWARD, Phase.WEIGHT_GRAD, Phase.RECOMPUTE)
 
 
 class _Receive(torch.autograd.Function):
@@ -112,7 +111,7 @@ def pipelined(chunks: Sequence[IssuedStep], slots: Iterable[Slot], *, name: str)
     waits: dict[str, tuple[str, ...]] = {}
     for slot in order:
         for op in chunks[slot.chunk].iteration.ops:
-            if op.origin.phase is not Phase.OPTIMIZER and (op.origin.phase in _BACKWARD) != slot.forward:
+            if op.origin.phase is not Phase.OPTIMIZER and (op.origin.phase in BACKWARD_PHASES) != slot.forward:
                 ops.append(_copied(op, slot))
                 known = chunks[slot.chunk].waits.get(op.name, ())
                 waits[ops[-1].name] = tuple(_name(wait, slot.micro_batch, slot.chunk) for wait in known)

@@ -19,6 +19,12 @@ LEAST_RESTARTS: Final = 6
 """The fewest by which a clear gain is proven at an error rate of 5 %: see verbs/prove.py."""
 MOST_RESTARTS: Final = 50
 """Chosen: a hundred starts of a training job are days."""
+PAIRS: Final = 25
+"""Pairs of a proof inside the job at most, where nobody says: those of online tuning's verdict."""
+LEAST_PAIRS: Final = 8
+"""The fewest by which a clear gain is proven at an error rate of 1 % (`tuners.sequential.pairs_of_large_bet`)."""
+MOST_PAIRS: Final = 101
+"""Of any verdict (`tuners.problem`)."""
 MAX_JOBS: Final = 64
 """Processes that `analyze` reads with."""
 LISTED: Final = ("models", "clusters", "gpus", "frameworks", "tuners", "planners")
@@ -31,7 +37,7 @@ MAX_JOB_STEPS: Final = 10**12
 """Chosen far above any job: a step of 10 us would take four months."""
 _COMPAT: Final = ("hta",)
 
-_Verbs: TypeAlias = "argparse._SubParsersAction[Any]"
+Verbs: TypeAlias = "argparse._SubParsersAction[Any]"
 
 
 def _json_and_debug(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +62,13 @@ def restarts(text: str) -> int:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a number of pairs of restarts; allowed: {LEAST_RESTARTS} to {MOST_RESTARTS}"
         )
+    return int(text)
+
+
+def pairs(text: str) -> int:
+    """Pairs of windows of a proof inside the job."""
+    if not text.isdecimal() or not LEAST_PAIRS <= int(text) <= MOST_PAIRS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of pairs; allowed: {LEAST_PAIRS} to {MOST_PAIRS}")
     return int(text)
 
 
@@ -107,6 +120,13 @@ def group(text: str) -> tuple[str, str]:
     return name, megatron
 
 
+def _verb(verbs: Verbs, adds_flags: Callable[[Verbs], None], words: str) -> argparse.ArgumentParser:
+    """The parser of the verb that the function is named after; its docstring is the verb's help."""
+    parser: argparse.ArgumentParser
+    parser = verbs.add_parser(adds_flags.__name__.lstrip("_"), help=words, description=adds_flags.__doc__)
+    return parser
+
+
 def _set(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set",
@@ -118,14 +138,12 @@ def _set(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _tune(verbs: _Verbs) -> None:
+def _tune(verbs: Verbs) -> None:
     """`lagom tune JOB.toml`: search for settings, judge them by a paired A/B test, write a run folder.
 
     `lagom tune --from-trace TRACES` predicts instead: groups and model come from profiler traces, and nothing is run.
     """
-    parser = verbs.add_parser(
-        "tune", help="search for settings and prove them by an A/B test", description=_tune.__doc__
-    )
+    parser = _verb(verbs, _tune, "search for settings and prove them by an A/B test")
     parser.add_argument("job", type=path, nargs="?", metavar="JOB.toml", help="the job file")
     parser.add_argument(
         "--from-trace",
@@ -153,11 +171,9 @@ def _tune(verbs: _Verbs) -> None:
     _json_and_debug(parser)
 
 
-def _plan(verbs: _Verbs) -> None:
+def _plan(verbs: Verbs) -> None:
     """`lagom plan JOB.toml | CAPTURE`: a schedule of a training step that hides more communication."""
-    parser = verbs.add_parser(
-        "plan", help="plan how a step's collectives overlap its computation", description=_plan.__doc__
-    )
+    parser = _verb(verbs, _plan, "plan how a step's collectives overlap its computation")
     parser.add_argument("job", type=path, metavar="JOB.toml|CAPTURE", help="a job file, or a captured step")
     parser.add_argument("--planner", type=word, metavar="NAME", help="what plans (default: the job file's, else ours)")
     parser.add_argument(
@@ -188,9 +204,9 @@ def _plan(verbs: _Verbs) -> None:
     _json_and_debug(parser)
 
 
-def _compare(verbs: _Verbs) -> None:
+def _compare(verbs: Verbs) -> None:
     """`lagom compare JOB.toml`: several tuners, or several planners, on one job, in one table."""
-    parser = verbs.add_parser("compare", help="compare tuners or planners on one job", description=_compare.__doc__)
+    parser = _verb(verbs, _compare, "compare tuners or planners on one job")
     parser.add_argument(
         "job", type=path, metavar="JOB.toml|CAPTURE", help="a job file; with --planners also a captured step"
     )
@@ -218,14 +234,12 @@ def _compare(verbs: _Verbs) -> None:
     _json_and_debug(parser)
 
 
-def _simulate(verbs: _Verbs) -> None:
+def _simulate(verbs: Verbs) -> None:
     """`lagom simulate JOB.toml`: predict an iteration: its time, MFU and memory, and what communication costs.
 
     With --model, --cluster and --gpus instead of a job file: rank the layouts of the model, the fastest first.
     """
-    parser = verbs.add_parser(
-        "simulate", help="predict a training iteration, or find the fastest layout", description=_simulate.__doc__
-    )
+    parser = _verb(verbs, _simulate, "predict a training iteration, or find the fastest layout")
     parser.add_argument("job", type=path, nargs="?", metavar="JOB.toml", help="the job file")
     parser.add_argument(
         "--model", type=word, metavar="NAME", help="rank the layouts of a model: its name, or a model file"
@@ -251,13 +265,13 @@ def _simulate(verbs: _Verbs) -> None:
     _json_and_debug(parser)
 
 
-def _capture(verbs: _Verbs) -> None:
+def _capture(verbs: Verbs) -> None:
     """`lagom capture`: write a training step of your model as a file for simulate, tune and plan; no GPU, no weights.
 
     TARGET is SCRIPT.py:FUNCTION (the function returns a TrainingStep; the script is your own code and is run), a
     job file whose [model] and [parallel] say what to build, or a model's name with --parallel.
     """
-    parser = verbs.add_parser("capture", help="write a model's training step as a file", description=_capture.__doc__)
+    parser = _verb(verbs, _capture, "write a model's training step as a file")
     parser.add_argument("target", metavar="TARGET", help="SCRIPT.py:FUNCTION, JOB.toml, or a model's name")
     parser.add_argument(
         "--out", type=path, required=True, metavar="FILE", help="new file, compressed if it ends in .gz"
@@ -270,11 +284,9 @@ def _capture(verbs: _Verbs) -> None:
     _json_and_debug(parser)
 
 
-def _analyze(verbs: _Verbs) -> None:
+def _analyze(verbs: Verbs) -> None:
     """`lagom analyze TRACE...`: how much of a job's communication overlaps, what contention costs, what to change."""
-    parser = verbs.add_parser(
-        "analyze", help="what traces show of overlap, and what to change", description=_analyze.__doc__
-    )
+    parser = _verb(verbs, _analyze, "what traces show of overlap, and what to change")
     parser.add_argument(
         "traces",
         type=path,
@@ -303,15 +315,13 @@ def _analyze(verbs: _Verbs) -> None:
     _json_and_debug(parser)
 
 
-def _run(verbs: _Verbs) -> None:
+def _run(verbs: Verbs) -> None:
     """`lagom run -- COMMAND`: run a training command with our plug-in and hooks: watched, tuned, or set from a file.
 
     The command takes this process's place: its streams, signals and exit code are the job's own. Only a proof by
     restarts runs it several times, and exits by itself.
     """
-    parser = verbs.add_parser(
-        "run", help="run a training command: watched, tuned or configured", description=_run.__doc__
-    )
+    parser = _verb(verbs, _run, "run a training command: watched, tuned or configured")
     way = parser.add_mutually_exclusive_group()
     way.add_argument("--observe", action="store_true", help="change nothing: record what runs, say what could be set")
     way.add_argument("--online", action="store_true", help="tune the job's collectives while it runs")
@@ -335,6 +345,13 @@ def _run(verbs: _Verbs) -> None:
         metavar="N",
         help=f"at most N pairs of restarts (with --prove; {LEAST_RESTARTS} to {MOST_RESTARTS}, default: {RESTARTS}); "
         "if given, saved settings are proven by restarts, too",
+    )
+    parser.add_argument(
+        "--pairs",
+        type=pairs,
+        metavar="N",
+        help=f"at most N pairs of windows of a proof inside the job (with --prove; {LEAST_PAIRS} to {MOST_PAIRS}, "
+        f"default: {PAIRS})",
     )
     parser.add_argument("--tuner", type=word, metavar="NAME", help="what searches (with --online; default: ours)")
     parser.add_argument(
@@ -364,14 +381,12 @@ def _run(verbs: _Verbs) -> None:
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the training command")
 
 
-def _selftest(verbs: _Verbs) -> None:
+def _selftest(verbs: Verbs) -> None:
     """`lagom selftest --nccl`: ask this machine's NCCL for every setting; say what ran, how fast, how correctly.
 
     Saves a capability map, which tuning uses from then on. Exit code 1 if a result was wrong.
     """
-    parser = verbs.add_parser(
-        "selftest", help="test which settings this machine's NCCL obeys", description=_selftest.__doc__
-    )
+    parser = _verb(verbs, _selftest, "test which settings this machine's NCCL obeys")
     parser.add_argument(
         "--nccl", action="store_true", help="test NCCL on this machine's GPUs (required; there is no other test yet)"
     )
@@ -391,9 +406,9 @@ def _selftest(verbs: _Verbs) -> None:
     _json_and_debug(parser)
 
 
-def _export(verbs: _Verbs) -> None:
+def _export(verbs: Verbs) -> None:
     """`lagom export RUN`: write what a run found in a format that a job, NCCL or a framework reads."""
-    parser = verbs.add_parser("export", help="write a run's settings for a job to read", description=_export.__doc__)
+    parser = _verb(verbs, _export, "write a run's settings for a job to read")
     parser.add_argument(
         "folder", type=path, metavar="RUN", help="folder of lagom tune or run --online, or saved settings"
     )
@@ -418,38 +433,34 @@ def _export(verbs: _Verbs) -> None:
     _json_and_debug(parser)
 
 
-def _diff(verbs: _Verbs) -> None:
+def _diff(verbs: Verbs) -> None:
     """`lagom diff A B`: compare two runs of any verb, or two traces: settings, times, and whether these differ."""
-    parser = verbs.add_parser("diff", help="compare two runs or two traces", description=_diff.__doc__)
+    parser = _verb(verbs, _diff, "compare two runs or two traces")
     parser.add_argument("first", type=path, metavar="A", help="run folder or trace")
     parser.add_argument("second", type=path, metavar="B", help="the other run folder or trace")
     _json_and_debug(parser)
 
 
-def _doctor(verbs: _Verbs) -> None:
+def _doctor(verbs: Verbs) -> None:
     """`lagom doctor`: say what this machine and its NCCL can do, what is missing, and what would work."""
-    parser = verbs.add_parser(
-        "doctor", help="say what this machine can do and what is missing", description=_doctor.__doc__
-    )
+    parser = _verb(verbs, _doctor, "say what this machine can do and what is missing")
     _json_and_debug(parser)
 
 
-def _list(verbs: _Verbs) -> None:
+def _list(verbs: Verbs) -> None:
     """`lagom list KIND`: list models, clusters, GPUs, frameworks, tuners or planners, with what tells them apart."""
-    parser = verbs.add_parser(
-        "list", help="list models, clusters, GPUs, frameworks, tuners, planners", description=_list.__doc__
-    )
+    parser = _verb(verbs, _list, "list models, clusters, GPUs, frameworks, tuners, planners")
     parser.add_argument("kind", choices=LISTED, metavar="KIND", help=", ".join(LISTED))
     _json_and_debug(parser)
 
 
-def _init(verbs: _Verbs) -> None:
+def _init(verbs: Verbs) -> None:
     """`lagom init SOURCE`: write a commented job file; without SOURCE, it asks questions on a terminal.
 
     A script is read, not run, and what it does not say is left for you to fill in. A trace gives a job for lagom tune
     --from-trace.
     """
-    parser = verbs.add_parser("init", help="write a first job file", description=_init.__doc__)
+    parser = _verb(verbs, _init, "write a first job file")
     parser.add_argument(
         "source",
         nargs="?",
@@ -474,35 +485,35 @@ def _init(verbs: _Verbs) -> None:
     _debug(parser)
 
 
-def _show(verbs: _Verbs) -> None:
+def _show(verbs: Verbs) -> None:
     """`lagom show FILE`: say in words what a run folder, plan, settings, plug-in table, capture or job file holds."""
-    parser = verbs.add_parser("show", help="say what a run or a file holds", description=_show.__doc__)
+    parser = _verb(verbs, _show, "say what a run or a file holds")
     parser.add_argument("file", type=path, metavar="FILE", help="file or run folder")
     _json_and_debug(parser)
 
 
-def _runs(verbs: _Verbs) -> None:
+def _runs(verbs: Verbs) -> None:
     """`lagom runs`: list run folders, the latest first."""
-    parser = verbs.add_parser("runs", help="list run folders", description=_runs.__doc__)
+    parser = _verb(verbs, _runs, "list run folders")
     parser.add_argument(
         "folder", type=path, nargs="?", metavar="DIR", help="where to look (default: this folder and lagom-runs)"
     )
     _json_and_debug(parser)
 
 
-def _open(verbs: _Verbs) -> None:
+def _open(verbs: Verbs) -> None:
     """`lagom open RUN`: open the report of a run in the browser."""
-    parser = verbs.add_parser("open", help="open the report of a run", description=_open.__doc__)
+    parser = _verb(verbs, _open, "open the report of a run")
     parser.add_argument("folder", type=path, nargs="?", metavar="RUN", help="run folder (default: the latest)")
     _debug(parser)
 
 
-def _watch(verbs: _Verbs) -> None:
+def _watch(verbs: Verbs) -> None:
     """`lagom watch RUN`: follow a lagom tune or lagom run in progress: its state, the steps left, the best so far.
 
     On a terminal it redraws; elsewhere it writes a line when something has changed. It ends with the run.
     """
-    parser = verbs.add_parser("watch", help="follow a run in progress", description=_watch.__doc__)
+    parser = _verb(verbs, _watch, "follow a run in progress")
     parser.add_argument(
         "folder", type=path, nargs="?", metavar="RUN", help="run folder (default: the latest here or in lagom-runs)"
     )
@@ -510,34 +521,32 @@ def _watch(verbs: _Verbs) -> None:
     _debug(parser)
 
 
-def _resume(verbs: _Verbs) -> None:
+def _resume(verbs: Verbs) -> None:
     """`lagom resume RUN`: continue a run of lagom tune that was interrupted or killed, in its folder.
 
     Its journal is replayed: nothing is measured twice. Runs of other verbs cannot be resumed.
     """
-    parser = verbs.add_parser("resume", help="continue an interrupted tuning run", description=_resume.__doc__)
+    parser = _verb(verbs, _resume, "continue an interrupted tuning run")
     parser.add_argument("folder", type=path, metavar="RUN", help="run folder")
     parser.add_argument("--details", action="store_true", help="show every collective of every group")
     _json_and_debug(parser)
 
 
-def _completion(verbs: _Verbs) -> None:
+def _completion(verbs: Verbs) -> None:
     """`lagom completion SHELL`: print a script that makes the shell complete verbs, flags and values."""
-    parser = verbs.add_parser(
-        "completion", help="shell completion for bash, zsh and fish", description=_completion.__doc__
-    )
+    parser = _verb(verbs, _completion, "shell completion for bash, zsh and fish")
     parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
     _debug(parser)
 
 
-def _docs(verbs: _Verbs) -> None:
+def _docs(verbs: Verbs) -> None:
     """`lagom docs [PAGE]`: read this version's documentation in the terminal; without PAGE, list the pages."""
-    parser = verbs.add_parser("docs", help="read the documentation", description=_docs.__doc__)
+    parser = _verb(verbs, _docs, "read the documentation")
     parser.add_argument("page", nargs="?", metavar="PAGE", help="such as accuracy, online, howto/no_gain")
     _debug(parser)
 
 
-VERBS: Final[Mapping[str, Callable[[_Verbs], None]]] = MappingProxyType(
+VERBS: Final[Mapping[str, Callable[[Verbs], None]]] = MappingProxyType(
     {
         "tune": _tune,
         "plan": _plan,

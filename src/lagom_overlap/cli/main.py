@@ -9,16 +9,18 @@ import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 from lagom_overlap import __version__
-from lagom_overlap.cli.flags import VERBS
+from lagom_overlap.cli.flags import VERBS, Verbs
 from lagom_overlap.cli.stdout import forget, say
 from lagom_overlap.errors import LagomError, MissingDependencyError, UnknownNameError, did_you_mean
 from lagom_overlap.interrupts import as_interrupts, exit_code, received
 
 EXIT_BUG: Final = 1
+"""What Python itself ends with after an exception that nobody caught."""
 EXIT_INPUT: Final = 2
+"""What argparse ends with, too."""
 _ENDED: Final = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "the terminal was closed"}
 _REFUSALS: Final = frozenset(
     {
@@ -44,9 +46,6 @@ class _Parser(argparse.ArgumentParser):
             say(message.rstrip("\n"))
         else:
             _write(message)
-
-
-Verbs: TypeAlias = "argparse._SubParsersAction[Any]"
 
 
 def full_parser(wanted: str = "") -> tuple[_Parser, Verbs]:

@@ -34,6 +34,9 @@ def _request(arguments: argparse.Namespace) -> LaunchRequest:
         raise JobError("--config has no meaning with --prove, which names what is proven itself")
     if arguments.restarts is not None and arguments.prove is None:
         raise JobError("--restarts has no meaning without --prove")
+    if arguments.pairs is not None and (arguments.prove is None or _needs_restarts(arguments)):
+        why = "without --prove" if arguments.prove is None else "in a proof by restarts, which has --restarts"
+        raise JobError(f"--pairs has no meaning {why}")
     if arguments.prove is not None:
         mode = RunMode.PROVE
     else:
@@ -44,6 +47,7 @@ def _request(arguments: argparse.Namespace) -> LaunchRequest:
         config=arguments.config if arguments.prove is None else arguments.prove,
         tuner=arguments.tuner,
         job_steps=arguments.job_steps,
+        num_pairs=arguments.pairs,
         compare=arguments.compare,
         adapters=arguments.adapters,
         out=arguments.out,

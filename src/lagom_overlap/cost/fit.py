@@ -21,6 +21,7 @@ _SOFT_LIMIT: Final = 0.1
 _PULL: Final = 3e-3
 """Of the pull towards a constant's start, against a residual's 1: decides only what measurements leave open."""
 _SINGULAR: Final = 1e-6
+"""Of the steepest direction: what is flatter is unknown. Chosen, well above rounding."""
 _PART: Final = 0.01
 """Of a constant's direction that may be unknown, before the constant counts as not identified."""
 _STEP: Final = 1e-4

@@ -16,15 +16,16 @@ from functools import lru_cache
 from typing import Final
 
 from lagom_overlap.collective import (
-    Algorithm,
     Collective,
     CollectiveKind,
     CommConfig,
     ConfigSpace,
     LaunchConfig,
     Protocol,
+    SpaceLimits,
     Transport,
 )
+from lagom_overlap.collective.config import UNTOUCHED
 from lagom_overlap.cost.communication import CollectiveCost, collective_cost
 from lagom_overlap.cost.contention import (
     eq5_dispatch,
@@ -39,7 +40,7 @@ from lagom_overlap.cost.operators import OperatorConstants, OperatorTimes, load_
 from lagom_overlap.cost.operators.times import OperatorWork
 from lagom_overlap.cost.persistent import TileGrid, as_persistent, hopper_grid, persistent_waves
 from lagom_overlap.cost.profile import Collectives, Profile
-from lagom_overlap.cost.space import collective_space
+from lagom_overlap.cost.space import NO_LIMITS, collective_space
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import Cluster, LinkKind
 from lagom_overlap.units import GB_PER_S
@@ -61,9 +62,6 @@ PAPER_OTHER_CHANNELS: Final = 8
 """Point-to-point, and other clusters: nothing was logged, the paper's number stands."""
 SLOW_LINK_BYTES_PER_S: Final = 12 * GB_PER_S
 """NCCL 2.18.3, tuning.cc: 256 threads where the ring is no faster than PCI_BW = 12 GB/s, else 512."""
-
-
-_UNTOUCHED: Final = CommConfig()
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,34 +184,14 @@ class ContentionModel:
             chunk_bytes=chunk,
         )
 
-    def space(
-        self,
-        collective: Collective,
-        *,
-        algorithms: Sequence[Algorithm] | None = None,
-        protocols: Sequence[Protocol] | None = None,
-        transports: Sequence[Transport] | None = None,
-        num_channels: Sequence[int] | None = None,
-        num_threads: Sequence[int] | None = None,
-        chunk_bytes: Sequence[int] | None = None,
-    ) -> ConfigSpace:
+    def space(self, collective: Collective, limits: SpaceLimits = NO_LIMITS) -> ConfigSpace:
         """What may be tried for a collective; see `space.collective_space`.
 
         Raises:
             SpaceError: if a limit asks for what cannot be.
         """
-        return collective_space(
-            collective,
-            self.cluster,
-            self.profile.collectives,
-            default=self.default_config(collective),
-            algorithms=algorithms,
-            protocols=protocols,
-            transports=transports,
-            num_channels=num_channels,
-            num_threads=num_threads,
-            chunk_bytes=chunk_bytes,
-        )
+        default = self.default_config(collective)
+        return collective_space(collective, self.cluster, self.profile.collectives, limits, default=default)
 
     def kernel(self, work: Work) -> Kernel:
         """The kernel of a computation on this cluster's GPU."""
@@ -244,13 +222,13 @@ class ContentionModel:
         Raises:
             SpaceError: if the configuration cannot run.
         """
-        known = self._untouched.get(collective) if config == _UNTOUCHED else None
+        known = self._untouched.get(collective) if config == UNTOUCHED else None
         if known is None:
             known = collective_cost(collective, self.effective(collective, config), self.cluster, self.profile)
             known = replace(known, skew_s=self.rank_skew_s) if self.rank_skew_s else known
             scale = dict(self.collective_scales).get(collective.kind, 1.0)
             known = replace(known, time_scale=scale) if scale != 1.0 else known
-            if config == _UNTOUCHED:
+            if config == UNTOUCHED:
                 self._untouched[collective] = known
         return known
 

@@ -20,6 +20,7 @@ from lagom_overlap.record import read_regular
 FILE_NAME: Final = "calibration.json"
 _FORMAT: Final = "lagom-overlap-calibration"
 _VERSION: Final = 1
+"""Of the file's format; a file of another version is refused."""
 _MAX_BYTES: Final = 1 << 20
 """Chosen: such a file has some KB."""
 

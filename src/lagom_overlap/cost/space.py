@@ -16,10 +16,12 @@ from lagom_overlap.collective import (
     CommConfig,
     ConfigSpace,
     Protocol,
+    SpaceLimits,
     Subspace,
     Transport,
     chunk_bytes_of_slice,
 )
+from lagom_overlap.cost.nccl.choice import MAX_THREADS, WARP
 from lagom_overlap.cost.nccl.copy_engine import copy_engine_available
 from lagom_overlap.cost.nccl.machines import on_topology
 from lagom_overlap.cost.nccl_algorithms import algorithms_of, largest_chunk_bytes, most_channels, protocols_of
@@ -30,6 +32,8 @@ from lagom_overlap.units import KIB, MIB
 
 _T = TypeVar("_T")
 
+NO_LIMITS: Final = SpaceLimits()
+
 NUM_CHANNELS: Final = (1, 2, 4, 8, 16, 32, 64)
 """Powers of two up to NCCL's MAXCHANNELS of today, where the communicator has as many."""
 PAPER_SLICES: Final = (684 * KIB, 1366 * KIB)
@@ -38,15 +42,13 @@ CHUNK_BYTES: Final = tuple(
     sorted({*(32 * KIB << i for i in range(6)), 2 * MIB, *(chunk_bytes_of_slice(size) for size in PAPER_SLICES)})
 )
 """32 KiB to 1 MiB by doubling, the chunks of the paper's slices (1366 and 1368 KiB), 2 MiB."""
-THREAD_STEP: Final = 32
-MIN_THREADS: Final = 64
-NCCL_MAX_THREADS: Final = 640
-"""Whole warps, from two to NCCL_MAX_NTHREADS (device.h, 2.30.7)."""
+MIN_THREADS: Final = 2 * WARP
+"""Whole warps, from two to NCCL_MAX_NTHREADS."""
 
 
 def max_threads(algorithm: Algorithm | None, protocol: Protocol) -> int:
     """The most threads of a block: 640, of which a Simple ring leaves a warp to synchronisation (608)."""
-    return 608 if algorithm is Algorithm.RING and protocol is Protocol.SIMPLE else NCCL_MAX_THREADS
+    return 608 if algorithm is Algorithm.RING and protocol is Protocol.SIMPLE else MAX_THREADS
 
 
 def _listed(values: Sequence[object]) -> str:
@@ -78,10 +80,9 @@ def _threads(asked: Sequence[int] | None) -> tuple[int, ...] | None:
     if asked is None:
         return None
     for value in asked:
-        if not MIN_THREADS <= value <= NCCL_MAX_THREADS or value % THREAD_STEP:
+        if not MIN_THREADS <= value <= MAX_THREADS or value % WARP:
             raise SpaceError(
-                f"num_threads allows {value}; "
-                f"it must be a multiple of {THREAD_STEP} in {MIN_THREADS}..{NCCL_MAX_THREADS}"
+                f"num_threads allows {value}; it must be a multiple of {WARP} in {MIN_THREADS}..{MAX_THREADS}"
             )
     return tuple(sorted(set(asked)))
 
@@ -128,15 +129,15 @@ def _ways(
     cluster: Cluster,
     collectives: Collectives,
     default: CommConfig,
-    asked: tuple[Sequence[Algorithm] | None, Sequence[Protocol] | None],
+    limits: SpaceLimits,
 ) -> list[tuple[Algorithm | None, Protocol]]:
     """Algorithms and protocols that are offered and asked for, the default's first."""
     kind = collective.kind
     own = algorithms_of(collective, cluster, collectives)
-    algorithms = list(own) if own == (None,) else _chosen("algorithms", asked[0], own, kind)
+    algorithms = list(own) if own == (None,) else _chosen("algorithms", limits.algorithms, own, kind)
     wires_of = {way: protocols_of(collective, way, cluster, collectives) for way in algorithms}
     offered = list(dict.fromkeys(wire for way in algorithms for wire in wires_of[way]))
-    wires = _chosen("protocols", asked[1], offered, f"{kind} over {cluster.intra.kind}")
+    wires = _chosen("protocols", limits.protocols, offered, f"{kind} over {cluster.intra.kind}")
     ways = [(way, wire) for way in algorithms for wire in wires if wire in wires_of[way]]
     return sorted(ways, key=lambda way: way != (default.algorithm, default.protocol))
 
@@ -145,16 +146,11 @@ def collective_space(
     collective: Collective,
     cluster: Cluster,
     collectives: Collectives,
+    limits: SpaceLimits,
     *,
     default: CommConfig,
-    algorithms: Sequence[Algorithm] | None = None,
-    protocols: Sequence[Protocol] | None = None,
-    transports: Sequence[Transport] | None = None,
-    num_channels: Sequence[int] | None = None,
-    num_threads: Sequence[int] | None = None,
-    chunk_bytes: Sequence[int] | None = None,
 ) -> ConfigSpace:
-    """The space of a collective on a cluster within the limits given; None leaves a knob's own values.
+    """The space of a collective on a cluster within the limits given.
 
     `default` is what the engine does untouched: its channels and chunk are among a knob's own values. A limit on
     algorithms does not touch point-to-point collectives, which have none; copy engines next to channels touch only what
@@ -165,29 +161,29 @@ def collective_space(
         SpaceError: if a value can never be set, or nothing is left.
     """
     copied: tuple[Subspace, ...] = ()
-    if transports is not None:
-        _check_transports(collective, cluster, transports)
-        if Transport.COPY_ENGINE in transports and _has_copy_engine(collective, cluster):
+    if limits.transports is not None:
+        _check_transports(collective, cluster, limits.transports)
+        if Transport.COPY_ENGINE in limits.transports and _has_copy_engine(collective, cluster):
             copied = (Subspace(transport=Transport.COPY_ENGINE),)
-        if _channel_transport(cluster) not in transports:
+        if _channel_transport(cluster) not in limits.transports:
             return ConfigSpace(copied)
     kind, intra = collective.kind, cluster.intra.kind
-    ways = _ways(collective, cluster, collectives, default, (algorithms, protocols))
-    channels = _channels(num_channels, default.num_channels or 1, cluster.gpu.num_sms, cluster.gpu.name)
-    threads = _threads(num_threads)
-    chunks = _chunks(chunk_bytes, kind)
+    ways = _ways(collective, cluster, collectives, default, limits)
+    channels = _channels(limits.num_channels, default.num_channels or 1, cluster.gpu.num_sms, cluster.gpu.name)
+    threads = _threads(limits.num_threads)
+    chunks = _chunks(limits.chunk_bytes, kind)
     subspaces = []
     for way, wire in ways:
         largest = largest_chunk_bytes(kind, way, wire, intra)
         fitting = {size for size in chunks if size <= largest}
-        if chunk_bytes is None:
+        if limits.chunk_bytes is None:
             fitting.add(largest)
             fitting |= (
                 {default.chunk_bytes or largest} if (way, wire) == (default.algorithm, default.protocol) else set()
             )
         # More than the communicator has would run as what it has; a job that names them is taken at its word.
         most = most_channels(collective, way, cluster, collectives)
-        open_channels = channels if num_channels is not None else tuple(n for n in channels if n <= most)
+        open_channels = channels if limits.num_channels is not None else tuple(n for n in channels if n <= most)
         warps = None if threads is None else tuple(n for n in threads if n <= max_threads(way, wire))
         if fitting and warps != ():
             subspaces.append(

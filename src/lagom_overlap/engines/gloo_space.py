@@ -15,6 +15,7 @@ from lagom_overlap.engines.cpu_limits import check_fp32_collective, check_knobs
 from lagom_overlap.units import KIB
 
 MIN_SLICE_BYTES: Final = 512 * KIB
+"""Measured: a smaller slice costs 2 to 3 ms (see above)."""
 CHANNELS: Final = (1, 2, 4, 8)
 """The channel counts that a search is offered; the last is the most that the engine opens."""
 LACKING: Final = ("algorithm", "protocol", "transport", "num_threads")

@@ -34,6 +34,7 @@ from lagom_overlap.record import read_regular, write_private
 
 FORMAT: Final = "lagom-online"
 VERSION: Final = 3
+"""Of the file's format; a file of another version is refused."""
 GLOO_ROUTE: Final = "gloo"
 """The route of settings that are slices of gloo's engine, which mean nothing to NCCL."""
 NCCL_ROUTES: Final = ("plugin", "sibling")

@@ -8,10 +8,10 @@ from lagom_overlap.errors import JobError
 from lagom_overlap.jobfile.spec import BlockTable, CommTable, GroupTable, JobSpec
 from lagom_overlap.toml_tables import size_bytes
 from lagom_overlap.workload import Attention, CommOp, CompOp, Gemm, MemoryBound, OverlapGroup, Work
+from lagom_overlap.workload.precision import DType
 
 _ELEMENT_BYTES: Final = MappingProxyType({"nccl": 2, "fake_nccl": 2})
 """Of the computations that a job gives by shapes: bf16 on GPUs, fp32 on ranks of this machine's processor."""
-_FP32_BYTES: Final = 4
 
 
 def _block_ops(block: BlockTable, element_bytes: int) -> list[CompOp]:
@@ -65,7 +65,7 @@ def groups_from_shapes(spec: JobSpec) -> tuple[OverlapGroup, ...]:
         JobError: if names repeat, or sizes are impossible.
     """
     groups, seen = [], set[str]()
-    element_bytes = _ELEMENT_BYTES.get(spec.job.backend, _FP32_BYTES)
+    element_bytes = _ELEMENT_BYTES.get(spec.job.backend, DType.FP32.num_bytes)
     for index, table in enumerate(spec.group):
         place = f"group[{index}]"
         comms = [_comm_op(comm, spec.job.ranks, f"{place}.comm[{i}]") for i, comm in enumerate(table.comm)]

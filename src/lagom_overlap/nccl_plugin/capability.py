@@ -29,8 +29,9 @@ from lagom_overlap.record import read_regular, write_private
 _log = logging.getLogger(__name__)
 
 MAX_FILE_BYTES: Final = 8 << 20
-"""A larger file is refused before it is parsed. Chosen, as `MAX_ROWS`, far above what a self-test writes."""
+"""A larger file is refused before it is parsed. Chosen, as `MAX_ROWS`."""
 MAX_ROWS: Final = 20_000
+"""Settings in a map; more are refused. Chosen, far above what a self-test writes."""
 MAX_RANKS_PER_GPU: Final = 8
 """The most that a self-test accepts. Chosen, not measured."""
 _Channels = Annotated[int, Meta(ge=1, le=MAX_CHANNELS)]

@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lagom_overlap.collective import Algorithm, CollectiveKind, Protocol
-from lagom_overlap.errors import TableError
 from lagom_overlap.nccl_plugin import table_layout as layout
-from lagom_overlap.nccl_plugin.ring_file import RingEntries, RingFile, RingFormat, read_ring
+from lagom_overlap.nccl_plugin.ring_file import RingFile, RingFormat, read_ring
 from lagom_overlap.record import starts_with
 from lagom_overlap.units import NS
-
-_FORMAT: Final = RingFormat("profile", layout.PROFILE_MAGIC, layout.PROFILE_VERSION, layout.PROFILE_ENTRY)
 
 
 class ProfileEvent(IntEnum):
@@ -150,47 +148,6 @@ class ProfileLog:
     num_lost: int
 
 
-class ProfileRing:
-    """A ring that is being written, read piece by piece: what was added since the last look."""
-
-    def __init__(self, path: Path, flush: Callable[[], None] = lambda: None) -> None:
-        """Opens the file; `flush` writes to it what is not there yet, if this is the process whose ring it is.
-
-        Raises:
-            TableError: if the file is not a profile of this version, or not this user's.
-        """
-        self._path = path
-        self._ring = RingFile(path, _FORMAT, flush)
-
-    @property
-    def process_id(self) -> int:
-        """The process whose plug-in made the ring."""
-        return self._ring.process_id
-
-    @property
-    def num_dropped(self) -> int:
-        """Collectives without an entry, because the plug-in's pool was in use."""
-        return self._ring.num_dropped
-
-    @property
-    def num_late(self) -> int:
-        """Channel events of collectives that had been given up."""
-        return self._ring.num_late
-
-    @property
-    def num_open(self) -> int:
-        """Collectives launched that have no entry yet; looked at before `take`, it says how many are missing there."""
-        return self._ring.num_open
-
-    def take(self) -> ProfileLog:
-        """The entries since the last call; those still being written, and collectives that have not ended, come later.
-
-        Raises:
-            TableError: if an entry is damaged, or the file was truncated.
-        """
-        return _log_of(self._path, self._ring.take())
-
-
 def is_profile(path: Path) -> bool:
     """Whether a file begins as a profile does, of whatever version."""
     return starts_with(path, layout.PROFILE_MAGIC.to_bytes(8, "little"))
@@ -202,29 +159,26 @@ def read_profile(path: Path) -> ProfileLog:
     Raises:
         TableError: if the file is not a profile of this version.
     """
-    return _log_of(path, read_ring(path, _FORMAT))
+    return read_ring(path, _FORMAT)
 
 
-def _log_of(path: Path, taken: RingEntries) -> ProfileLog:
+def _log_of(entries: NDArray[np.void], num_lost: int) -> ProfileLog:
     communicators: list[ProfiledCommunicator] = []
     collectives: list[tuple[np.void, list[ProfiledChannel]]] = []
     by_call: dict[tuple[int, int, int, int], list[ProfiledChannel]] = {}
-    try:
-        for entry in taken.entries:
-            match ProfileEvent(int(entry["event"])):
-                case ProfileEvent.COMMUNICATOR:
-                    communicators.append(_communicator(entry))
-                case ProfileEvent.COLLECTIVE:
-                    channels: list[ProfiledChannel] = []
-                    by_call[_call_of(entry)] = channels
-                    collectives.append((entry, channels))
-                case ProfileEvent.CHANNEL:
-                    # Without its collective where that was overwritten, or taken just before.
-                    by_call.get(_call_of(entry), []).append(_channel(entry))
-        collectives_made = tuple(_collective(entry, channels) for entry, channels in collectives)
-    except (IndexError, ValueError) as error:
-        raise TableError(f"{path}: an entry is damaged: {error}") from error
-    return ProfileLog(tuple(communicators), collectives_made, taken.num_lost)
+    for entry in entries:
+        match ProfileEvent(int(entry["event"])):
+            case ProfileEvent.COMMUNICATOR:
+                communicators.append(_communicator(entry))
+            case ProfileEvent.COLLECTIVE:
+                channels: list[ProfiledChannel] = []
+                by_call[_call_of(entry)] = channels
+                collectives.append((entry, channels))
+            case ProfileEvent.CHANNEL:
+                # Without its collective where that was overwritten, or taken just before.
+                by_call.get(_call_of(entry), []).append(_channel(entry))
+    ended = tuple(_collective(entry, channels) for entry, channels in collectives)
+    return ProfileLog(tuple(communicators), ended, num_lost)
 
 
 def _call_of(entry: np.void) -> tuple[int, int, int, int]:
@@ -287,3 +241,13 @@ def _network(entry: np.void) -> ProfiledNetwork:
         start_ns=int(entry["network_start_ns"]),
         end_ns=int(entry["network_end_ns"]),
     )
+
+
+_FORMAT: Final = RingFormat("profile", layout.PROFILE_MAGIC, layout.PROFILE_VERSION, layout.PROFILE_ENTRY, _log_of)
+
+
+class ProfileRing(RingFile[ProfileLog]):
+    """The profiler plug-in's ring while it is written; collectives that have not ended come in a later `take`."""
+
+    def __init__(self, path: Path, flush: Callable[[], None] = lambda: None) -> None:
+        super().__init__(path, _FORMAT, flush)

@@ -12,16 +12,14 @@ from types import MappingProxyType
 from typing import Final, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lagom_overlap.collective import Algorithm, CollectiveKind, Protocol
-from lagom_overlap.errors import TableError
 from lagom_overlap.nccl_plugin import table_layout as layout
-from lagom_overlap.nccl_plugin.ring_file import RingEntries, RingFile, RingFormat, read_ring
+from lagom_overlap.nccl_plugin.ring_file import RingFile, RingFormat, read_ring
 from lagom_overlap.units import US
 
 Implementation: TypeAlias = tuple[Algorithm, Protocol]
-
-_FORMAT: Final = RingFormat("record", layout.RECORD_MAGIC, layout.RECORD_VERSION, layout.RECORD_ENTRY)
 
 
 class RecordEvent(IntEnum):
@@ -109,50 +107,26 @@ class RecordLog:
         return frozenset.intersection(*tables) if tables else frozenset()
 
 
-class RecordRing:
-    """A ring that is being written, read piece by piece: what was added since the last look."""
-
-    def __init__(self, path: Path, flush: Callable[[], None] = lambda: None) -> None:
-        """Opens the file; `flush` writes to it what is not there yet, if this is the process whose ring it is.
-
-        Raises:
-            TableError: if the file is not a record of this version, or not this user's.
-        """
-        self._path = path
-        self._ring = RingFile(path, _FORMAT, flush)
-
-    def take(self) -> RecordLog:
-        """The entries since the last call, oldest first; those still being written are left for the next.
-
-        Raises:
-            TableError: if an entry is damaged.
-        """
-        return _log_of(self._path, self._ring.take())
-
-
 def read_record(path: Path) -> RecordLog:
     """The ring in a file, also while a process still writes it: entries under way are left out.
 
     Raises:
         TableError: if the file is not a record of this version.
     """
-    return _log_of(path, read_ring(path, _FORMAT))
+    return read_ring(path, _FORMAT)
 
 
-def _log_of(path: Path, taken: RingEntries) -> RecordLog:
+def _log_of(entries: NDArray[np.void], num_lost: int) -> RecordLog:
     communicators, decisions, chunks = [], [], []
-    try:
-        for entry in taken.entries[taken.entries["kind"] < len(layout.KINDS)]:
-            match RecordEvent(int(entry["event"])):
-                case RecordEvent.INIT:
-                    communicators.append(_communicator(entry))
-                case RecordEvent.DECISION:
-                    decisions.append(_decision(entry))
-                case RecordEvent.CHUNK:
-                    chunks.append(_chunk(entry))
-    except (IndexError, ValueError) as error:
-        raise TableError(f"{path}: an entry is damaged: {error}") from error
-    return RecordLog(tuple(communicators), tuple(decisions), tuple(chunks), taken.num_lost)
+    for entry in entries[entries["kind"] < len(layout.KINDS)]:
+        match RecordEvent(int(entry["event"])):
+            case RecordEvent.INIT:
+                communicators.append(_communicator(entry))
+            case RecordEvent.DECISION:
+                decisions.append(_decision(entry))
+            case RecordEvent.CHUNK:
+                chunks.append(_chunk(entry))
+    return RecordLog(tuple(communicators), tuple(decisions), tuple(chunks), num_lost)
 
 
 def _communicator(entry: np.void) -> RecordedCommunicator:
@@ -201,3 +175,13 @@ def _chunk(entry: np.void) -> RecordedChunk:
         offered_bytes=int(entry["chunk_offered"]),
         chunk_bytes=int(entry["chunk_set"]),
     )
+
+
+_FORMAT: Final = RingFormat("record", layout.RECORD_MAGIC, layout.RECORD_VERSION, layout.RECORD_ENTRY, _log_of)
+
+
+class RecordRing(RingFile[RecordLog]):
+    """The tuner plug-in's ring while it is written."""
+
+    def __init__(self, path: Path, flush: Callable[[], None] = lambda: None) -> None:
+        super().__init__(path, _FORMAT, flush)

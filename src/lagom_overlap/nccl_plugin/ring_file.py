@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,29 +23,40 @@ from lagom_overlap.record import open_regular
 _START: Final = RING_HEADER.itemsize
 
 
+Log = TypeVar("Log")
+
+
 @dataclass(frozen=True, slots=True)
-class RingFormat:
-    """One kind of ring: `name` is what messages call it."""
+class RingFormat(Generic[Log]):
+    """One kind of ring: `name` is what messages call it, `log_of` decodes its entries.
+
+    That is given them in the order of writing, and how many older ones were overwritten before they were read; what it
+    raises (IndexError, ValueError) says that one is damaged.
+    """
 
     name: str
     magic: int
     version: int
     entry: np.dtype[np.void]
+    log_of: Callable[[NDArray[np.void], int], Log]
+
+    def decoded(self, path: Path, entries: NDArray[np.void], num_lost: int) -> Log:
+        """The entries as a log.
+
+        Raises:
+            TableError: if one is damaged.
+        """
+        try:
+            return self.log_of(entries, num_lost)
+        except (IndexError, ValueError) as error:
+            raise TableError(f"{path}: an entry is damaged: {error}") from error
 
 
-@dataclass(frozen=True, slots=True)
-class RingEntries:
-    """Entries in the order of writing; `num_lost` older ones were overwritten before they were read."""
+class RingFile(Generic[Log]):
+    """A ring that is being written, read piece by piece: each entry is taken once."""
 
-    entries: NDArray[np.void]
-    num_lost: int
-
-
-class RingFile:
-    """A ring that is being written; each entry is taken once."""
-
-    def __init__(self, path: Path, layout: RingFormat, flush: Callable[[], None]) -> None:
-        """Opens the file, which `flush` brings up to date.
+    def __init__(self, path: Path, layout: RingFormat[Log], flush: Callable[[], None]) -> None:
+        """Opens the file; `flush` writes to it what is not there yet, if this is the process whose ring it is.
 
         Raises:
             TableError: if it is not a ring of this kind, or not a regular file of this user.
@@ -85,11 +96,11 @@ class RingFile:
         """What has begun and is not written yet; where it is 0, `take` has all."""
         return int(self._header()["num_open"])
 
-    def take(self) -> RingEntries:
+    def take(self) -> Log:
         """The entries since the last call, up to the first that is still being written.
 
         Raises:
-            TableError: if the file was truncated or begun anew meanwhile.
+            TableError: if an entry is damaged, or the file was truncated or begun anew meanwhile.
         """
         num_written, size = self.num_written, self._num_entries
         if num_written < self._num_seen:
@@ -106,7 +117,7 @@ class RingFile:
         last = int(numbers[-1]) + 1 if end else first
         num_lost = last - self._num_seen - len(whole)
         self._num_seen = last
-        return RingEntries(whole, num_lost)
+        return self._layout.decoded(self._path, whole, num_lost)
 
     def _header(self) -> np.void:
         self._flush()
@@ -129,7 +140,7 @@ class RingFile:
         return data
 
 
-def read_ring(path: Path, layout: RingFormat) -> RingEntries:
+def read_ring(path: Path, layout: RingFormat[Log]) -> Log:
     """What a ring holds, also while a process writes it: entries under way are left out.
 
     Raises:
@@ -148,10 +159,10 @@ def read_ring(path: Path, layout: RingFormat) -> RingEntries:
     written = ring[ring["sequence"] > 0]
     written = written[np.argsort(written["sequence"], kind="stable")]
     num_written = int(np.frombuffer(data, RING_HEADER, 1)[0]["num_written"])
-    return RingEntries(written, max(0, num_written - len(written)))
+    return layout.decoded(path, written, max(0, num_written - len(written)))
 
 
-def _checked(path: Path, data: bytes, num_bytes: int, layout: RingFormat) -> int:
+def _checked(path: Path, data: bytes, num_bytes: int, layout: RingFormat[Log]) -> int:
     """How many entries the ring has."""
     if len(data) < _START:
         raise TableError(f"{path}: {len(data)} bytes are too few for a {layout.name}")

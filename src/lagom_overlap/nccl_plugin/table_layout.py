@@ -8,24 +8,31 @@ from typing import Final
 import numpy as np
 
 from lagom_overlap.collective import Algorithm, CollectiveKind, Protocol
+from lagom_overlap.toml_tables import MAX_SIZE_BYTES
 
 TABLE_MAGIC: Final = int.from_bytes(b"LAGOMTBL", "little")
 RECORD_MAGIC: Final = int.from_bytes(b"LAGOMREC", "little")
 PROFILE_MAGIC: Final = int.from_bytes(b"LAGOMPRF", "little")
 TABLE_VERSION: Final = 3
+"""LAGOM_TABLE_VERSION: the plug-in refuses a table of another version."""
 RECORD_VERSION: Final = 2
+"""LAGOM_RECORD_VERSION; a record of another is refused here."""
 PROFILE_VERSION: Final = 3
+"""LAGOM_PROFILE_VERSION, likewise."""
 MAX_COMMUNICATORS: Final = 1024
+"""Chosen, as the next, far above any job that is known: a table has a fixed size."""
 MAX_DECISIONS: Final = 16384
-"""Chosen, far above any job that is known: a table has a fixed size."""
+"""Rows of a table."""
 MAX_CALLS: Final = 65536
 """Calls of all cycles together; every occurrence is below it."""
 MAX_CHANNELS: Final = 64
-"""NCCL's MAXCHANNELS (device.h)."""
+"""NCCL's MAXCHANNELS since 2.25 (device.h)."""
 MAX_RANKS: Final = 1 << 24
+"""More than any job has. Chosen, as the next two, so that every number fits its field."""
 MAX_CHUNK_BYTES: Final = 1 << 30
-MAX_BYTES: Final = 1 << 48
-"""More ranks and bytes than any job has: chosen, so that every number fits its field."""
+"""Larger than any chunk."""
+MAX_BYTES: Final = MAX_SIZE_BYTES
+"""Of a message."""
 MAX_DESCRIPTION_BYTES: Final = 63
 """UTF-8 bytes of a description; the field has one more for the closing NUL."""
 ANY_OCCURRENCE: Final = 0xFFFFFFFF

@@ -20,6 +20,7 @@ from lagom_overlap.online.options import OnlineOptions
 from lagom_overlap.online.ranks.messages import SETTLED, SwitchState
 from lagom_overlap.record import describe_machine, emulated_by, package_versions, utc_now
 from lagom_overlap.results.conclusion import Conclusion, command_line, line_under
+from lagom_overlap.tuners.problem import MAX_PAIRS
 
 if TYPE_CHECKING:  # the rank that wrote a proof loads it
     from lagom_overlap.online.ranks.check import Check
@@ -113,7 +114,14 @@ def _as_asked(command: str, environment: Mapping[str, str] = os.environ) -> str:
 def of_proof(stand: Stand, check: "Check | None", *, subject: Path, options: OnlineOptions) -> "ProofResult":
     """The result of a proof inside the job, over or cut off."""
     # Not at the top: one rank, once, at the end.
-    from lagom_overlap.results.proof import ProofDecision, ProofResult, ProofWay, decision_of, next_line  # noqa: PLC0415
+    from lagom_overlap.results.proof import (  # noqa: PLC0415
+        ProofDecision,
+        ProofResult,
+        ProofWay,
+        decision_of,
+        next_line,
+        outlook,
+    )
 
     judgement = None if check is None else check.judgement
     decision, flags = decision_of(judgement), ""
@@ -127,9 +135,12 @@ def of_proof(stand: Stand, check: "Check | None", *, subject: Path, options: Onl
     elif judgement is None or check.is_too_slow:
         decision, reason = ProofDecision.REJECT, check.words
     else:
-        reason = judgement.sentence(
-            steps_per_pair=2 * (options.window_steps - 2)
-        )  # the first and the last do not count
+        needed = check.num_needed
+        reason = judgement.sentence(steps_per_pair=2 * (options.window_steps - 2))  # first and last do not count
+        words = outlook(decision, judgement, needed, steps_per_pair=2 * options.window_steps)
+        reason += words
+        if words and needed is not None and needed <= MAX_PAIRS and judgement.num_pairs < MAX_PAIRS:
+            flags = f"--pairs {min(MAX_PAIRS, max(needed, 2 * judgement.num_pairs))}"  # needed is an estimate
     default_s, configured_s = ((), ()) if check is None else check.times_s
     return ProofResult(
         subject=str(subject),

@@ -4,13 +4,21 @@ import logging
 from collections.abc import Callable
 
 from lagom_overlap.errors import LagomError
+from lagom_overlap.online.job_handlers import handing_over
 from lagom_overlap.stderr import write_lines
 
 _log = logging.getLogger(__name__)
 
 
 def safely(work: Callable[[], None], *, ends_the_job: type[LagomError] | None = None) -> None:
-    """Runs `work`; a failure is reported in one line and swallowed, except for errors that must end the job."""
+    """Runs `work`; a failure is reported in one line and swallowed, except for errors that must end the job.
+
+    What a signal's handler of the job's raises meanwhile is the job's.
+    """
+    handing_over(lambda: _safely(work, ends_the_job))
+
+
+def _safely(work: Callable[[], None], ends_the_job: type[LagomError] | None) -> None:
     try:
         work()
     except LagomError as error:

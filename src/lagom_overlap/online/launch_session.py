@@ -8,6 +8,7 @@ import contextlib
 import os
 import weakref
 from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -28,6 +29,7 @@ from lagom_overlap.export.run_variables import (
     FOLDER_VARIABLE,
     JOB_STEPS_VARIABLE,
     MODE_VARIABLE,
+    PAIRS_VARIABLE,
     PART_VARIABLE,
     TUNER_VARIABLE,
     RunMode,
@@ -471,7 +473,8 @@ def options_of(mode: str, environment: Mapping[str, str]) -> OnlineOptions:
     """Online tuning's of a mode; what only judges or holds settings is done with that, and does not watch."""
     match mode:
         case RunMode.PROVE:
-            return OnlineOptions(searches=False, watch_steps=0, max_rearms=0)
+            judges = OnlineOptions(searches=False, watch_steps=0, max_rearms=0)
+            return replace(judges, num_pairs=int(environment.get(PAIRS_VARIABLE, judges.num_pairs)))
         case RunMode.HELD:
             return OnlineOptions(searches=False, watch_steps=0, max_rearms=0, check_share=0.0)
         case _:

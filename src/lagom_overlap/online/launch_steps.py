@@ -24,6 +24,7 @@ nothing is guarded. The next optimizer's step finds it, and begins the next step
 import gc
 import logging
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -49,7 +50,8 @@ class TrainingSteps:
 
     `on_update()` follows every optimizer's step: the last one before the next step is where a step's work ends.
 
-    `accepts` says of a module whether it may be the model.
+    `accepts` says of a module whether it may be the model. One that the job drops is gone, with all that it holds; no
+    step begins any more.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class TrainingSteps:
         self._has_updated = True
         self._has_run = False  # the model, since the last update
         self._is_pipelined = False
-        self._model: nn.Module | None = None
+        self._model: weakref.ref[nn.Module] | None = None
         self._parameters: set[int] = set()
         self._has_own_optimizer: bool | None = None  # nobody has looked yet
         self._compiled: nn.Module | None = None  # what ran compiled since the last update, the outermost module of it
@@ -75,6 +77,7 @@ class TrainingSteps:
             register_module_forward_pre_hook(self._look_at),
             register_module_forward_hook(self._look_at_compiled),
         )
+        self._show_search = _hidden_from_compile({hook.id for hook in self._search})
         self._hooks: list[Any] = [register_optimizer_step_post_hook(self._after_update)]
 
     def close(self) -> None:
@@ -98,7 +101,7 @@ class TrainingSteps:
     def _train(self, module: nn.Module) -> None:
         self._end_search()
         _log.debug("training %s", type(module).__name__)
-        self._model = module
+        self._model = weakref.ref(module)
         self._is_pipelined = is_pipelined()
         self._hooks.append(module.register_forward_pre_hook(_BeforeForward(self)))
         self._on_model(module)
@@ -106,14 +109,17 @@ class TrainingSteps:
     def _end_search(self) -> None:
         for hook in self._search:
             hook.remove()
+        self._show_search()
 
     def _is_of_model(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether an update is one of the model's, as far as can be told."""
         if self._model is None:
             return True
+        if (model := self._model()) is None:
+            return False
         if not self._holds_some(optimizer):
             # Again, for some are exchanged while the model is trained.
-            self._parameters = {id(parameter) for parameter in self._model.parameters()}
+            self._parameters = {id(parameter) for parameter in model.parameters()}
         if self._holds_some(optimizer):
             self._has_own_optimizer = True
             return True
@@ -137,7 +143,8 @@ class TrainingSteps:
             self._train(ran)
         has_run, self._has_run = self._has_run, False
         # What is not the model was compiled while the search was on, and still stores itself.
-        begins = (ran is not None and ran is self._model) or (self._is_pipelined and has_run)
+        has_run_compiled = ran is not None and self._model is not None and ran is self._model()
+        begins = has_run_compiled or (self._is_pipelined and has_run)
         self._has_updated = not begins and not self._is_pipelined
         if begins:
             self._on_step()
@@ -153,6 +160,27 @@ class TrainingSteps:
         if self._has_updated:
             self._has_updated = False
             self._on_step()
+
+
+def _hidden_from_compile(numbers: set[int]) -> Callable[[], None]:
+    """Hides hooks on all modules, by their numbers, from what `torch.compile` warns of; returns how to end that.
+
+    A warning is an error in some jobs, and this one is not of theirs.
+    """
+    everywhere: Any = nn.modules.module
+    original = getattr(everywhere, "_has_any_global_hook", None)
+
+    def has_any_global_hook() -> bool:
+        kinds = [hooks for name, hooks in vars(everywhere).items() if name.startswith("_global_")]
+        return any(not numbers.issuperset(hooks) for hooks in kinds if isinstance(hooks, dict))
+
+    def show() -> None:
+        if getattr(everywhere, "_has_any_global_hook", None) is has_any_global_hook:
+            everywhere._has_any_global_hook = original
+
+    if original is not None:  # a release of PyTorch without that private name does not ask
+        everywhere._has_any_global_hook = has_any_global_hook
+    return show
 
 
 class _BeforeForward:

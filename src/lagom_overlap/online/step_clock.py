@@ -13,6 +13,7 @@ from time import monotonic, perf_counter, sleep
 from typing import Any, Final, Protocol
 
 MS_PER_S = 1e3
+"""torch's `elapsed_time` tells milliseconds."""
 END_WAIT_S: Final = 10.0
 """The longest that the end of a job waits for its last steps on the device, which may never end. Chosen."""
 _LOOK_AGAIN_S: Final = 0.01

@@ -15,7 +15,7 @@ import contextlib
 import logging
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -42,6 +42,7 @@ from lagom_overlap.online.device import (
     note_model,
 )
 from lagom_overlap.online.graph_captures import GRAPH_CAPTURES
+from lagom_overlap.online.job_handlers import carrying, handing_over
 from lagom_overlap.online.job_profiler import OWN_PROFILER, why_not_now
 from lagom_overlap.online.job_store import refuse_others, roll_call, store_of
 from lagom_overlap.online.journal import JournalFile
@@ -79,11 +80,11 @@ class OnlineTuner:
     Without `route` it is the job's own: NCCL's (`nccl_route`) or gloo's. `adapters` names what to attach on gloo
     (`"fsdp2"`, `"ddp"`, `"calls"`); None takes those that fit. `compute` sets the computation's side, torch's SM
     carve-out where there is one. `config` is a file that `save` wrote: the job starts with it and searches only if it
-    drifts, or if the file is of another job. `optimizer` is only held, to say what a step is; `step()` counts them.
-    `enabled` False leaves the job alone, and so does `LAGOM_DISABLE=1`: from the start, or, looked at before each
-    report, from the end of a window on all ranks, until the state is `done`. `on_event` is called on this rank after
-    each step in which state, reason or settings changed (`online/live.py`). All ranks must make the same tuners in the
-    same order; options other than the journal's path are rank 0's.
+    drifts, or if the file is of another job. `optimizer` only says what a step is; `step()` counts them. Neither it nor
+    the model is kept alive. `enabled` False leaves the job alone, and so does `LAGOM_DISABLE=1`: from the start, or,
+    looked at before each report, from the end of a window on all ranks, until the state is `done`. `on_event` is called
+    on this rank after each step in which state, reason or settings changed (`online/live.py`). All ranks must make the
+    same tuners in the same order; options other than the journal's path are rank 0's.
 
     Raises:
         BackendError: if there is no process group.
@@ -112,7 +113,7 @@ class OnlineTuner:
         for name in (chosen.tuner, *chosen.compare):
             check_tuner_name(name)
         check_adapters(adapters or ())
-        self.model, self.optimizer, self.options = model, optimizer, chosen
+        self.options = chosen
         note_model(model)
         self._member: Member | None = None
         self._collectives: Route | None = None
@@ -155,7 +156,7 @@ class OnlineTuner:
             longest_s=longest_wait_s,
         )
         refuse = partial(refuse_others, exchange, name)
-        if why := self._why_off(exchange, enabled=enabled):
+        if why := handing_over(partial(self._why_off, exchange, enabled=enabled)):
             refuse(why)
             self._take_no_part(f"rank {self._rank}: it {why}")
             return
@@ -173,7 +174,7 @@ class OnlineTuner:
             undo.callback(self._route.close)
             undo.callback(presence.close)
             presence.start()
-            self._member = self._join(exchange, presence, config, journal or chosen.journal)
+            self._member = self._join(model, exchange, presence, config, journal or chosen.journal)
             undo.pop_all()  # all went well
         atexit.register(_leave, weakref.ref(self))
 
@@ -325,7 +326,12 @@ class OnlineTuner:
         return {} if self._is_pipelined else collectives_issued(GLOO, "cpu")
 
     def _join(
-        self, exchange: Exchange, presence: Presence, config: str | Path | None, journal: str | Path | None
+        self,
+        model: nn.Module,
+        exchange: Exchange,
+        presence: Presence,
+        config: str | Path | None,
+        journal: str | Path | None,
     ) -> Member:
         route = self._route
         is_profiled = route.name != GLOO
@@ -363,7 +369,7 @@ class OnlineTuner:
             why_not=_why_not if is_profiled else why_not_now,
             why_hold=why_hold,
             presence=presence,
-            why_alone=partial(_why_alone, [part for part in self.model.modules() if isinstance(part, DDP)]),
+            why_alone=partial(_why_alone, weakref.WeakSet(part for part in model.modules() if isinstance(part, DDP))),
             steps=EventClock(partial(DeviceEvent, device)) if device is not None else None,
         )
 
@@ -373,7 +379,8 @@ class OnlineTuner:
         if not enabled or is_disabled():
             return "is disabled there"
         try:
-            others = exchange.greet(__version__)
+            with carrying():
+                others = exchange.greet(__version__)
         except StoreLost as error:
             return f"found that {error}"
         except Exception as error:  # ours: it must not end the job
@@ -401,7 +408,7 @@ class _Step(contextlib.AbstractContextManager[None]):
             raise ValueError("tuner.step() is open already: one step at a time, closed before the next begins")
         tuner._is_in_step = True
         try:
-            self._member.begin_step()
+            handing_over(self._member.begin_step)
         except BaseException:
             tuner._is_in_step = False
             raise
@@ -409,7 +416,7 @@ class _Step(contextlib.AbstractContextManager[None]):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: object) -> None:
         try:
             if kind is None:
-                self._member.end_step()
+                handing_over(self._member.end_step)
             else:
                 self._member.fail_step(f"its step ended with {kind.__name__}")
             if self._tuner._announcer is not None:
@@ -438,7 +445,7 @@ def why_hold() -> str:
     return "a dispatch mode of the job's is active" if is_held else ""
 
 
-def _why_alone(models: Sequence[DDP]) -> str:
+def _why_alone(models: Iterable[DDP]) -> str:
     """Why ranks may make unequal numbers of steps; empty where they do not, as far as the job says."""
     is_uneven = any(getattr(getattr(model, "_join_config", None), "enable", False) for model in models)
     return "its inputs may be uneven (DDP's join)" if is_uneven else ""

@@ -23,8 +23,8 @@ from lagom_overlap.errors import DataError, JobError, UnknownNameError
 from lagom_overlap.interrupts import exit_code, held_back
 from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
 from lagom_overlap.jobfile.spec import link_bytes_per_s
-from lagom_overlap.papers.flags import DATA, WORKERS_LINK
-from lagom_overlap.papers.reproduce import ALL, CHAPTERS, run_reproduce
+from lagom_overlap.papers.flags import ALL_CHAPTERS, CHAPTERS, DATA, WORKERS_LINK
+from lagom_overlap.papers.reproduce import run_reproduce
 from lagom_overlap.papers.reproduce.datasets import (
     DatasetState,
     FoundDataset,
@@ -48,8 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.unknowns:
             raise JobError("--unknowns goes with a figure of the paper, not with data")
         return _data(arguments)
-    if arguments.figure not in (*CHAPTERS, ALL):
-        raise UnknownNameError.among("figure", arguments.figure, (*CHAPTERS, ALL, DATA))
+    if arguments.figure not in (*CHAPTERS, ALL_CHAPTERS):
+        raise UnknownNameError.among("figure", arguments.figure, (*CHAPTERS, ALL_CHAPTERS, DATA))
     if arguments.fetch:
         raise DataError(f"--fetch goes with `lagom reproduce {DATA}`, not with {arguments.figure!r}")
     if arguments.backend == "workers" and arguments.figure != "fig3":

@@ -6,7 +6,6 @@ from typing import Final
 
 from lagom_overlap.cli.flags import seed
 
-# These name modules that take long to load: tests/cli/test_start.py holds both to be the same.
 CHAPTERS: Final = ("fig3", "fig5", "fig7", "fig8", "convergence", "equations", "hidden", "scaling")
 ALL_CHAPTERS: Final = "all"
 DATA: Final = "data"

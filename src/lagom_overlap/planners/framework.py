@@ -17,13 +17,11 @@ from typing import Final
 
 from lagom_overlap.workload import CommOp, Iteration, MemoryBound, Op, Phase
 from lagom_overlap.workload.gathers import begins_of_gathers, gathers_by_group, users_of_gathers
-from lagom_overlap.workload.ops import data_deps
+from lagom_overlap.workload.ops import BACKWARD_PHASES, FORWARD_PHASES, data_deps
 from lagom_overlap.workload.streams import ALL_GATHER_COPY_IN, COMPUTE, DDP_REDUCER
 
 FSDP2: Final = "FSDP2"
 DDP: Final = "DDP"
-_BACKWARD = (Phase.BACKWARD, Phase.WEIGHT_GRAD, Phase.RECOMPUTE)
-_FORWARD = (Phase.FORWARD, Phase.LOSS)
 
 
 def framework_of(iteration: Iteration) -> str | None:
@@ -52,8 +50,8 @@ def _optimizer_arcs(iteration: Iteration) -> list[tuple[str, str]]:
     if not heads:
         return []
     place = {op.name: number for number, op in enumerate(iteration.ops)}
-    read = {dep for op in iteration.ops if op.origin.phase in _BACKWARD for dep in op.deps}
-    ends = [op.name for op in iteration.ops if op.origin.phase in _BACKWARD and op.name not in read]
+    read = {dep for op in iteration.ops if op.origin.phase in BACKWARD_PHASES for dep in op.deps}
+    ends = [op.name for op in iteration.ops if op.origin.phase in BACKWARD_PHASES and op.name not in read]
     first = heads[0]
     updates = [op.name for op in iteration.ops if op.origin.phase is Phase.OPTIMIZER and not isinstance(op, CommOp)]
     ahead = {later: earlier for earlier, later in pairwise(updates)}
@@ -72,7 +70,7 @@ def _gather_arcs(iteration: Iteration) -> list[tuple[str, str]]:
     last_forward: dict[int, str] = {}
     for gather in sorted((op for group in groups for op in group), key=lambda op: place[op.name]):
         batch = gather.origin.microbatch
-        if gather.origin.phase in _FORWARD:
+        if gather.origin.phase in FORWARD_PHASES:
             last_forward[batch] = gather.name
         elif batch in last_forward:
             waits.setdefault(gather.name, []).append(last_forward[batch])
@@ -87,13 +85,13 @@ def _reducer_arcs(iteration: Iteration) -> list[tuple[str, str]]:
     """DDP's: each reduction behind the one before; the copies out behind all that backward computes, in their order."""
     reductions: dict[str, list[Op]] = {}
     for comm in iteration.comms:
-        if comm.stream.startswith(DDP_REDUCER) and comm.origin.phase in _BACKWARD:
+        if comm.stream.startswith(DDP_REDUCER) and comm.origin.phase in BACKWARD_PHASES:
             reductions.setdefault(comm.communicator, []).append(comm)
     if not reductions:
         return []
     ops = {op.name: op for op in iteration.ops}
     reduced = {op.name for group in reductions.values() for op in group}
-    backward = [op for op in iteration.ops if op.origin.phase in _BACKWARD and op.name not in reduced]
+    backward = [op for op in iteration.ops if op.origin.phase in BACKWARD_PHASES and op.name not in reduced]
     copies = [op for op in backward if _copies_out(op, ops, reduced)]
     copying = {op.name for op in copies}
     computing = [op for op in backward if op.name not in copying]

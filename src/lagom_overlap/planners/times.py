@@ -5,14 +5,13 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from lagom_overlap.collective import Collective, CommConfig
+from lagom_overlap.collective.config import UNTOUCHED
 from lagom_overlap.cost import ContentionModel
 from lagom_overlap.cost.operators import FrameworkConstants
 from lagom_overlap.errors import JobError
 from lagom_overlap.planners.base import OpTimes
 from lagom_overlap.sim.framework import BARE, FrameworkModel
 from lagom_overlap.workload import CommOp, Iteration, Op, Work
-
-_UNTOUCHED = CommConfig()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,7 @@ class ModelTimes:
 
     def seconds(self, op: Op) -> float:
         """Seconds of one operator alone."""
-        config = self.configs.get(origin_name(op.name, self.configs), _UNTOUCHED)
+        config = self.configs.get(origin_name(op.name, self.configs), UNTOUCHED)
         key = (op.collective, config) if isinstance(op, CommOp) else op.work
         if key not in self._known:
             self._known[key] = (

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from lagom_overlap.report.fitted import WIDTH, Fitted
 from lagom_overlap.report.render import EmbeddedFigure, embedded, render
-from lagom_overlap.report.style import ACCENT, NEUTRAL, label, lay_out
+from lagom_overlap.report.style import ACCENT, NEUTRAL, bars_height, label, lay_out
 from lagom_overlap.report.tune.words import change_text, printable
 from lagom_overlap.results.base import Cell
 from lagom_overlap.results.compare import ComparePlannersResult, CompareResult, CompareRow
@@ -88,7 +88,6 @@ def _step(row: CompareRow, step_s: float | None) -> tuple[Text, ...]:
     return Text("-" if row.step_s is None else format_seconds(row.step_s)), Text(change_text(step_s, row.step_s) or "-")
 
 
-_ROW_PX, _FRAME_PX = 34, 90
 _FAR_BELOW = 0.5
 """Speeds below this are written at the edge: on one axis with them the others would be one point."""
 
@@ -137,7 +136,7 @@ def figure(result: CompareResult) -> "go.Figure":
             )
     drawn.add_vline(x=1, line={"color": NEUTRAL, "width": 1.2, "dash": "dash"})
     drawn.update_xaxes(title_text="speed over the default (right of 1: faster)")
-    return lay_out(drawn, _ROW_PX * len(measured) + _FRAME_PX, showlegend=False)
+    return lay_out(drawn, bars_height(len(measured)), showlegend=False)
 
 
 HEADS: Final = {

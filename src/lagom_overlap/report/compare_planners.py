@@ -7,7 +7,7 @@ from rich.text import Text
 
 from lagom_overlap.report.fitted import Fitted
 from lagom_overlap.report.plan import plan_table
-from lagom_overlap.report.style import ACCENT, NEUTRAL, label, lay_out, time_unit
+from lagom_overlap.report.style import ACCENT, NEUTRAL, bars_height, label, lay_out, time_unit
 from lagom_overlap.results.compare import ComparePlannersResult
 from lagom_overlap.units import format_memory, format_percent, format_seconds
 
@@ -58,9 +58,6 @@ def _seconds(value: float | None) -> str:
     return "-" if value is None else format_seconds(value)
 
 
-_ROW_PX, _FRAME_PX = 34, 90
-
-
 def figure(result: ComparePlannersResult) -> "go.Figure":
     """The step before any plan, and as each planner plans it.
 
@@ -84,4 +81,4 @@ def figure(result: ComparePlannersResult) -> "go.Figure":
     )
     drawn.add_vline(x=before_s / unit, line={"color": NEUTRAL, "width": 1.2, "dash": "dash"})
     drawn.update_xaxes(title_text=f"one step ({unit_name}; dashed: {label(result.baseline)})")
-    return lay_out(drawn, _ROW_PX * len(planned) + _FRAME_PX, showlegend=False)
+    return lay_out(drawn, bars_height(len(planned)), showlegend=False)

@@ -23,6 +23,7 @@ _LEAST_TEXT: Final = 12
 _LONGEST_WORD: Final = 30
 """Words up to here are never broken over two lines: names of collectives are that long."""
 _INDENT: Final = 2
+"""Columns."""
 
 
 def to_type(text: str) -> Text:

@@ -204,6 +204,7 @@ def render_layouts(result: LayoutsResult) -> str:
 
 
 _HEIGHT_PX = 420
+"""Chosen by eye."""
 
 
 def figure(result: LayoutsResult) -> "go.Figure":

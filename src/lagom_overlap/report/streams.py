@@ -12,6 +12,7 @@ from lagom_overlap.units import format_seconds
 MAX_SPANS = 3000
 """Spans of each timeline that are drawn."""
 _ROW_PX, _FRAME_PX = 30, 130
+"""Pixels of a stream, and of axis and titles. Chosen by eye."""
 
 
 def streams_figure(lines: Mapping[str, Timeline]) -> go.Figure:

@@ -99,6 +99,11 @@ _AXIS: Final = {
 }  # fmt: skip
 
 
+def bars_height(num_bars: int) -> int:
+    """Pixels of a figure of horizontal bars, and of its axis. Chosen by eye."""
+    return 34 * num_bars + 90
+
+
 def lay_out(
     figure: "go.Figure",
     height: int,

@@ -10,9 +10,9 @@ from lagom_overlap.analysis.findings import Findings, RankFindings
 from lagom_overlap.analysis.groups import TraceGroup
 from lagom_overlap.analysis.hta import HtaFigures
 from lagom_overlap.analysis.measures import StepMeasures
-from lagom_overlap.trace.gpu_trace import seconds
+from lagom_overlap.trace.gpu_trace import NS_PER_S, NS_PER_US, seconds
 
-_US_PER_S = 10**6
+_US_PER_S = NS_PER_S // NS_PER_US
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,12 +4,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from math import isfinite
+from typing import Final
 
 from lagom_overlap import __version__
 from lagom_overlap.results.base import Result, Row
 from lagom_overlap.results.conclusion import Conclusion
-from lagom_overlap.tuners.sequential import Decision, Judgement
+from lagom_overlap.tuners.sequential import NOISY, Decision, Judgement
 from lagom_overlap.units import format_percent
+
+_MANY_PAIRS: Final = 1000
+"""No job is worth more: five in the job take ten thousand steps."""
 
 
 class ProofDecision(StrEnum):
@@ -96,6 +100,21 @@ def decision_of(judgement: Judgement | None) -> ProofDecision:
             return ProofDecision.REJECT  # surely no gain that counts, however much slower it is
         case _:
             return ProofDecision.UNDECIDED
+
+
+def outlook(decision: ProofDecision, judgement: Judgement, num_needed: int | None, *, steps_per_pair: int = 0) -> str:
+    """How many pairs would have decided, as a part of the sentence; empty where it is decided, or as good as that.
+
+    `num_needed` is `sequential.more_pairs`'s.
+    """
+    if decision in (ProofDecision.ADOPT, ProofDecision.REJECT) or judgement.largest_unseen < NOISY:
+        return ""
+    if num_needed is None or num_needed > _MANY_PAIRS:
+        return "; more pairs like these would not decide"
+    if num_needed <= judgement.num_pairs:
+        return "; a few more pairs like these would decide"
+    steps = f" ({num_needed * steps_per_pair} steps)" if steps_per_pair else ""
+    return f"; about {num_needed} pairs like these{steps} would decide"
 
 
 def next_line(decision: ProofDecision, subject: str, command: str, *, flags: str = "", is_longest: bool = False) -> str:

@@ -12,6 +12,7 @@ from lagom_overlap.record import read_regular, write_private
 
 STEPS_NAME: Final = "steps.json"
 FORMAT: Final = 1
+"""Of the file; a file of another is refused."""
 MOST_STEPS: Final = 10_000
 """The latest steps that are kept: bounds memory and the file."""
 SETTLE: Final = 3

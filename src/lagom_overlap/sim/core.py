@@ -20,6 +20,7 @@ from lagom_overlap.nccl_plugin.library import load_library
 
 LIBRARY_NAME: Final = "liblagom_simulation.so"
 VERSION: Final = 2
+"""Of csrc's `lsim_version`: a library of another version is refused."""
 
 SetTimes = Callable[[tuple[int, ...]], Sequence[float]]
 """The duration (s) of each operator while exactly this set runs; by kind, in the order given."""

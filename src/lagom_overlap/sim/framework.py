@@ -25,12 +25,12 @@ from lagom_overlap.hardware import Cluster
 from lagom_overlap.sim.columns import Columns
 from lagom_overlap.sim.iteration import IterationSimulator
 from lagom_overlap.workload import CommOp, CompOp, Gemm, Issuer, Iteration, MemoryBound, Op, Phase, Work
+from lagom_overlap.workload.ops import FORWARD_PHASES
 from lagom_overlap.workload.parallel import AttentionKernel
 from lagom_overlap.workload.step.groups import DATA
 from lagom_overlap.workload.step.rolled import RolledStep
 from lagom_overlap.workload.streams import COMPUTE
 
-_FORWARD = (Phase.FORWARD, Phase.LOSS)
 _ISSUERS: Final = tuple(Issuer)
 _BACKWARD_PART: Final = 3
 """`_part` of operators in backward; forward is 1, recomputation 2."""
@@ -160,7 +160,7 @@ def _part(op: Op) -> int:
     phase = op.origin.phase
     if isinstance(op, CommOp) or op.stream != COMPUTE or phase is None or phase is Phase.OPTIMIZER:
         return 0
-    return 1 if phase in _FORWARD else 2 if phase is Phase.RECOMPUTE else _BACKWARD_PART
+    return 1 if phase in FORWARD_PHASES else 2 if phase is Phase.RECOMPUTE else _BACKWARD_PART
 
 
 def _issuer(op: Op) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lagom_overlap.collective import Collective, CommConfig
+from lagom_overlap.collective.config import UNTOUCHED
 from lagom_overlap.cost import CollectiveCost, ContentionModel
 from lagom_overlap.cost.model import RunningTimes
 from lagom_overlap.errors import SpaceError
@@ -20,8 +21,6 @@ from lagom_overlap.sim.core import EventGraph
 from lagom_overlap.timeline import Span, SpanKind, Timeline
 from lagom_overlap.workload import CommOp, Iteration, Kernel
 from lagom_overlap.workload.step.rolled import RolledStep
-
-_UNTOUCHED = CommConfig()
 
 Limit = Callable[[CommOp, CollectiveCost], CollectiveCost]
 """What a framework makes of a collective's cost."""
@@ -83,7 +82,7 @@ class IterationSimulator:
         kinds = np.zeros(len(self._columns.distinct), np.int32)
         for number, op in self._comms:
             try:
-                kinds[number] = self._prices.comm_kind(op, config_of(op) or _UNTOUCHED)
+                kinds[number] = self._prices.comm_kind(op, config_of(op) or UNTOUCHED)
             except SpaceError as error:
                 raise SpaceError(f"{op.name}: {error}") from error
         return self._graph.run(array("i", np.where(self._kinds < 0, self._kinds, kinds[self._columns.of]).tobytes()))

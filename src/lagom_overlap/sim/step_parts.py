@@ -18,18 +18,20 @@ from numpy.typing import NDArray
 from lagom_overlap.sim.columns import Columns
 from lagom_overlap.sim.framework import FrameworkModel
 from lagom_overlap.workload import CommOp, Op, Phase
+from lagom_overlap.workload.ops import FORWARD_PHASES
 from lagom_overlap.workload.step.groups import PIPELINE, SHARDS
 from lagom_overlap.workload.streams import COMPUTE
 
 Seconds = NDArray[np.float64]
 Numbers = NDArray[np.intp]
 
-_FORWARD = (Phase.FORWARD, Phase.LOSS)
 _OF_EMBEDDING: Final = ("head.embed", "head.positions")
 _TOTAL: Final = 0
+"""A column of a communicator's times: in all..."""
 _EXPOSED: Final = 1
+"""...exposed..."""
 _STRETCHED: Final = 2
-"""Columns of a communicator's times: in all, exposed, and what its collectives stretch of computations."""
+"""...and what its collectives stretch of computations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +281,7 @@ def _slots(
         chunk[columns.flags(_is_of_embedding)[counted] & (layers < 0)] = 0
     chunk[heads] = chunks - 1  # nor need the head's
     chunk = chunk[np.maximum.accumulate(np.where(chunk >= 0, np.arange(len(chunk)), 0))]
-    is_backward = ~columns.flags(lambda op: op.origin.phase in _FORWARD)[counted]
+    is_backward = ~columns.flags(lambda op: op.origin.phase in FORWARD_PHASES)[counted]
     keys = (2 * batch_of + is_backward) * chunks + chunk
     ends_s, computed_s = np.zeros((2, 2 * num_built * chunks))
     np.maximum.at(ends_s, keys, step.ends_s[counted])

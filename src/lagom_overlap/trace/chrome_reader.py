@@ -32,8 +32,9 @@ _SAMPLE: Final = 16
 _BLOCK: Final = 256 * KIB
 """Bytes that are read at once."""
 _MAX_HEADER: Final = 64 * MIB
+"""What stands before the first event has some KB. Chosen: a larger one is no trace's."""
 _MAX_BUFFER: Final = 64 * MIB
-"""Chosen: a header has some KB, an event some hundred bytes; beyond it the file is none, or damaged."""
+"""An event has some hundred bytes. Chosen: beyond it the file is damaged."""
 _MAX_CUTS: Final = 24
 """Places before which a block is cut until what is left is whole JSON. Chosen, not measured."""
 _MAX_REFUSED: Final = 8
@@ -42,7 +43,12 @@ _EVENTS_KEY: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BYTE: Final = re.compile(r"\(byte (\d+)\)")
 _SPACE: Final = b" \t\r\n"
 _BAD_NUMBER: Final = re.compile(rb"([:\[,]\s*)-?(?:nan(?:\(ind\))?|inf(?:inity)?)(?=\s*[,}\]])", re.IGNORECASE)
-_ESCAPE: Final = re.compile(rb'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})|\\')
+_ESCAPE: Final = re.compile(
+    rb'\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})|\\'
+)
+"""A pair of surrogates, another escape, or a backslash that escapes nothing."""
+_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+"""Half a pair: what Python writes for a name that is no UTF-8."""
 _EXTRA_COMMA: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|(?<=\[),|,(?=\s*[,\]}])', re.DOTALL)
 """A text, which is left alone, or a comma with nothing before or behind it."""
 _CONTROLS_TO_SPACES: Final = bytes(max(byte, 0x20) for byte in range(256))
@@ -114,14 +120,21 @@ def _byte_of(error: Exception) -> int | None:
     return int(match[1]) if match else None
 
 
+def _escaped(found: re.Match[bytes]) -> bytes:
+    if len(found[0]) == 1:
+        return b"\\\\"
+    return b"\\ufffd" if _SURROGATE.fullmatch(found[0]) else found[0]
+
+
 def repaired(data: bytes) -> bytes:
     """The bytes with what profilers write and JSON forbids mended.
 
-    That is nan, inf, lone backslashes, control characters in texts, commas with nothing behind them, broken UTF-8.
+    That is nan, inf, lone backslashes, control characters in texts, commas with nothing behind them, broken UTF-8, half
+    a pair of UTF-16.
     """
     data = data.translate(_CONTROLS_TO_SPACES)
     data = _BAD_NUMBER.sub(rb"\1null", data)
-    data = _ESCAPE.sub(lambda found: found[0] if len(found[0]) > 1 else b"\\\\", data)
+    data = _ESCAPE.sub(_escaped, data)
     data = _EXTRA_COMMA.sub(lambda found: found[0] if found[0] != b"," else b" ", data)
     return data.decode("utf-8", errors="replace").encode()
 
@@ -157,11 +170,15 @@ def _refuse(_: bytes) -> bool:
 
 
 class EventReader:
-    """The events of one file in blocks; `header` and `warnings` are complete after the last one."""
+    """The events of one file in blocks; `header`, `warnings` and `is_torn` are complete after the last one.
+
+    `is_torn`: the file ends within an event, so that later ones are missing.
+    """
 
     def __init__(self, stream: ByteStream, prefix: bytes = b"", block_bytes: int = _BLOCK) -> None:
         self.header = Header()
         self.warnings: list[str] = []
+        self.is_torn = False
         self._stream = stream
         self._prefix = prefix
         self._block = block_bytes
@@ -294,8 +311,8 @@ class EventReader:
                 raise
         events = self._decode_to_end(mended)
         self._warn_once(
-            "characters that JSON forbids (nan, inf, lone backslashes, control characters, extra commas, broken UTF-8) "
-            "were replaced; no event is lost"
+            "characters that JSON forbids (nan, inf, lone backslashes, control characters, extra commas, broken UTF-8 "
+            "or UTF-16) were replaced; no event is lost"
         )
         return events
 
@@ -353,11 +370,14 @@ class EventReader:
         cut = len(closed)
         for _ in range(_MAX_CUTS):
             try:
-                return self._decode(b"[" + closed[:cut] + b"]")[0], None
+                events = self._decode(b"[" + closed[:cut] + b"]")[0]
+                self.is_torn = self._stream.was_cut or cut < len(closed)
+                return events, None
             except _DECODE_ERRORS:
                 cut = _cut_before(buffer, cut)
                 if cut < 0:
                     break
+        self.is_torn = True
         return [], None
 
     def _finish(self, header: bytes, trailer: bytes | None) -> None:

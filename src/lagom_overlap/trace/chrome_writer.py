@@ -17,12 +17,12 @@ import msgspec
 
 from lagom_overlap.errors import BundleError, in_words
 from lagom_overlap.timeline import Span, SpanKind, Timeline
+from lagom_overlap.trace.gpu_trace import NS_PER_S, NS_PER_US
 from lagom_overlap.units import NS
 
 _FORMAT: Final = "lagom-overlap timeline"
 _VERSION: Final = 1
-_NS_PER_US: Final = 1000
-_NS_PER_S: Final = 10**9
+"""Of what we add to the format; a timeline of another version is refused."""
 
 
 class _Args(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -85,8 +85,8 @@ def _complete(span: Span, pid: int, tid: int) -> _Event:
         pid=pid,
         tid=tid,
         cat=str(span.kind),
-        ts=start / _NS_PER_US,
-        dur=(end - start) / _NS_PER_US,
+        ts=start / NS_PER_US,
+        dur=(end - start) / NS_PER_US,
     )
 
 
@@ -146,14 +146,14 @@ def read_timelines(content: bytes) -> dict[str, Timeline]:
                     streams[event.tid] = args.stream or ""
                 case "X", name:
                     owner, rank = owners[event.pid]
-                    start, length = (round((time_us or 0.0) * _NS_PER_US) for time_us in (event.ts, event.dur))
+                    start, length = (round((time_us or 0.0) * NS_PER_US) for time_us in (event.ts, event.dur))
                     spans[owner].append(
                         Span(
                             name=name,
                             kind=SpanKind(event.cat or ""),
                             stream=streams[event.tid],
-                            start_s=start / _NS_PER_S,
-                            end_s=(start + length) / _NS_PER_S,
+                            start_s=start / NS_PER_S,
+                            end_s=(start + length) / NS_PER_S,
                             rank=rank,
                         )
                     )

@@ -24,9 +24,9 @@ from lagom_overlap.trace.gpu_trace import (
 )
 from lagom_overlap.units import format_seconds
 
-_JUMP_NS: Final = 10 * NS_PER_S
-"""No training step waits as long for anything."""
-_JUMP_RATIO: Final = 10
+JUMP_NS: Final = 10 * NS_PER_S
+"""No training step waits as long for anything: a clock jumped. Chosen, not measured."""
+JUMP_RATIO: Final = 10
 """The gap must also be so many times as long as all the rest."""
 _MOST_STRAYS: Final = 0.05
 """Of more events than this share, apart from the others in time, either part may be the right one: a clock jumped."""
@@ -86,16 +86,16 @@ def _strays(events: GpuEvents) -> Bools:
     real = start[start != 0]
     if len(real) and len(real) < len(start):
         # A kernel of no length at 0 was never timed, also where times count from the profiler's start.
-        stray |= (start == 0) & ((events.end_ns == 0) | bool(np.abs(real).min() > _JUMP_NS))
+        stray |= (start == 0) & ((events.end_ns == 0) | bool(np.abs(real).min() > JUMP_NS))
     while (left := np.flatnonzero(~stray)).size > 1:
         reach = np.maximum.accumulate(events.end_ns[left])
         gaps = start[left][1:] - reach[:-1]
         at = int(np.argmax(gaps))
         rest_ns = int(reach[-1] - start[left][0]) - int(gaps[at])
         few, where = min((at + 1, left[: at + 1]), (len(left) - at - 1, left[at + 1 :]), key=lambda part: part[0])
-        if gaps[at] <= _JUMP_NS or few > max(1, _MOST_STRAYS * len(events)) or 2 * few >= len(left):
+        if gaps[at] <= JUMP_NS or few > max(1, _MOST_STRAYS * len(events)) or 2 * few >= len(left):
             break
-        if gaps[at] <= _JUMP_RATIO * rest_ns:
+        if gaps[at] <= JUMP_RATIO * rest_ns:
             break
         stray[where] = True
     return stray

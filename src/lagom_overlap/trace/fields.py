@@ -6,12 +6,11 @@ from decimal import Decimal
 from typing import Any, Final
 
 from lagom_overlap.trace.event_columns import MAX_NS
-from lagom_overlap.trace.gpu_trace import UNKNOWN
+from lagom_overlap.trace.gpu_trace import NS_PER_US, UNKNOWN
 
-_US: Final = 1000
-_PLAIN_US: Final = MAX_NS / (2 * _US)
+_PLAIN_US: Final = MAX_NS / (2 * NS_PER_US)
 """Up to here microseconds times a thousand do not overflow."""
-_MAX_US: Final = MAX_NS / _US
+_MAX_US: Final = MAX_NS / NS_PER_US
 _MAX_DIMS: Final = 64
 """As many as a tensor of PyTorch has at most."""
 _MAX_RANKS: Final = 1_000_000
@@ -28,18 +27,18 @@ def to_ns(value: Any) -> int | None:
     """
     if type(value) is float:
         if -_PLAIN_US < value < _PLAIN_US:  # false for nan
-            ns = round(value * _US)
-            if ns / _US == value:
+            ns = round(value * NS_PER_US)
+            if ns / NS_PER_US == value:
                 return ns
-            return next((near for near in (ns - 1, ns + 1) if near / _US == value), ns)
+            return next((near for near in (ns - 1, ns + 1) if near / NS_PER_US == value), ns)
         if not abs(value) < _MAX_US:  # true for nan, too; and the product of 1e308 is infinite
             return None
-        ns = round(value * _US)
+        ns = round(value * NS_PER_US)
     elif type(value) is int:
-        ns = value * _US
+        ns = value * NS_PER_US
     elif isinstance(value, Decimal | str):
         try:
-            number = Decimal(value) * _US
+            number = Decimal(value) * NS_PER_US
             ns = int(number.to_integral_value()) if abs(number) < MAX_NS else MAX_NS
         except (ArithmeticError, ValueError):
             return None

@@ -26,6 +26,8 @@ RANK_IN_NAME: Final = re.compile(r"(?:rank|worker)[_\-]?(\d+)", re.IGNORECASE)
 """How a file's name says whose it is."""
 NS_PER_S: Final = 10**9
 """Nanoseconds in a second; dividing by it rounds correctly, multiplying by 1e-9 does not."""
+NS_PER_US: Final = 1000
+"""Nanoseconds in a microsecond, the unit of Kineto's files."""
 NO_TIME: Final = int(np.iinfo(np.int64).min)
 """In a column of times: the trace does not say."""
 UNKNOWN: Final = -1
@@ -223,7 +225,8 @@ class GpuTrace:
 
     `is_cpu`: threads stand in place of streams and operators in place of kernels (`cpu_trace.py`).
     `num_gpus` are the GPUs that the file lists, 0 where none. `phases` holds (phase, start, end in ns) of the backward
-    pass and the optimizer on the CPU. `lost_launch_ns` are the times of launches whose kernels are not in the trace,
+    pass and the optimizer on the CPU. `lost_launch_ns` are the times of launches whose kernels are not in the trace
+    (`is_torn`: its file ends within an event, and later ones are missing),
     `gpu_step_ns` where steps begin that are marked on the GPU's timeline. `frameworks` are words found in the CPU
     events that say which framework made them (`"FSDP"`, `"DDP"`), and `"ProcessGroupNCCL"` where that engine annotated
     its collectives: PyTorch 2.15's own one does not. `slow_launches` are calls of the CPU that took much longer than a
@@ -247,6 +250,7 @@ class GpuTrace:
     marked: tuple[MarkedEvent, ...] = ()
     waits: tuple[StreamWait, ...] = ()
     lost_launch_ns: tuple[int, ...] = ()
+    is_torn: bool = False
     gpu_step_ns: tuple[int, ...] = ()
     slow_launches: tuple[SlowLaunch, ...] = ()
     warnings: tuple[str, ...] = ()

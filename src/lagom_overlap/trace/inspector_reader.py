@@ -148,20 +148,20 @@ def read_inspector(stream: ByteStream, prefix: bytes) -> tuple[GpuTrace, ...]:
     """One trace for every rank in the file, without a timeline.
 
     Raises:
-        TraceError: if a line in the middle is not the inspector's; a broken last line is a warning.
+        TraceError: if more lines are broken than are the inspector's; of fewer it warns.
     """
     calls: dict[int, list[CommCall]] = {}
     stats: dict[tuple[int, str], _InspectorStats] = {}
     warnings = [NO_TIMELINE]
-    broken: tuple[int, Exception] | None = None
+    broken: list[tuple[int, Exception]] = []
+    num_whole = 0
     for at, line in _lines(stream, prefix):
-        if broken is not None:
-            raise TraceError(f"{stream.name}: broken JSON in the line at byte {broken[0]}: {broken[1]}")
         try:
             row = _LINE.decode(line)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            broken = (at, error)
+            broken.append((at, error))
             continue
+        num_whole += 1
         if row.header is None:
             continue
         rank = max(0, to_int(row.header.rank))
@@ -170,8 +170,13 @@ def read_inspector(stream: ByteStream, prefix: bytes) -> tuple[GpuTrace, ...]:
         for perf in (row.coll_perf, row.p2p_perf):
             if perf is not None:
                 calls.setdefault(rank, []).append(_call(row.header, perf))
-    if broken is not None:
-        warnings.append(f"the line at byte {broken[0]} is broken and was left out: the file may have been cut")
+    if len(broken) > max(1, num_whole):
+        raise TraceError(f"{stream.name}: broken JSON in the line at byte {broken[0][0]}: {broken[0][1]}")
+    if broken:  # a crash cuts the last line; a job that is started again, or writes its log there, writes on behind it
+        which = f"the line at byte {broken[0][0]} is broken and was"
+        if len(broken) > 1:
+            which = f"{len(broken)} broken lines, the first at byte {broken[0][0]}, were"
+        warnings.append(f"{which} left out: their calls are in no figure")
     if not calls:
         lost = _num_lost(stats.values())
         why = (

@@ -30,6 +30,7 @@ from lagom_overlap.trace.event_columns import (
 )
 from lagom_overlap.trace.fields import MAX_GRID, to_int, to_ns, to_triple
 from lagom_overlap.trace.gpu_trace import (
+    NS_PER_US,
     ROLE_CODES,
     SLOW_COLLECTIVE_NS,
     SLOW_LAUNCH_NS,
@@ -77,7 +78,7 @@ _NO_ARGS: Final = Args()
 _WAIT_NAME: Final = "Stream Wait Event"
 _GPU_ANNOTATION: Final = "gpu_user_annotation"
 _COLLECTIVE_CALL: Final = "record_param_comms"
-_SLOW_US: Final = SLOW_LAUNCH_NS / 1000
+_SLOW_US: Final = SLOW_LAUNCH_NS / NS_PER_US
 _TELLING: Final = (*NCCL_PREFIXES, _COLLECTIVE_CALL, STEP_NAME, "FSDP::", "DistributedDataParallel", *PHASES)
 _LAUNCHES_KERNEL: Final = re.compile(r"launch\w*kernel|kernel\w*launch", re.IGNORECASE)
 """Calls that put one kernel on a stream; graphs, host functions and copies have other names."""

@@ -177,6 +177,8 @@ def _lost_launches(kineto: KinetoEvents) -> tuple[tuple[int, ...], int]:
     """
     launches = np.unique(np.frombuffer(kineto.kernel_launches, dtype=np.int64))
     seen = kineto.columns.column("correlation")
+    if not np.any(seen != UNKNOWN):  # a writer that left them out: nothing tells which kernel a launch is of
+        return (), len(launches)
     at_ns = launches_of(launches, kineto.call_correlation, kineto.call_ns)
     last_ns = int(kineto.columns.column("start_ns").max()) if len(seen) else 0
     lost = ~np.isin(launches, seen) & (at_ns != NO_TIME)
@@ -274,6 +276,7 @@ def read_kineto(
                 num_gpus=_num_gpus(reader.header.device_properties),
                 phases=builder.marks.phases(),
                 lost_launch_ns=lost_ns,
+                is_torn=reader.is_torn,
                 gpu_step_ns=tuple(builder.marks.gpu_step_ns),
                 slow_launches=slow_launches,
                 warnings=(*warnings, *more),

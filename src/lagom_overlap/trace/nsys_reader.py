@@ -14,6 +14,7 @@ compute without end.
 import re
 import sqlite3
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -72,6 +73,7 @@ class _Database:
         self.name = short_name(path)
         try:
             self._connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
+            self._connection.text_factory = partial(str, encoding="utf-8", errors="replace")  # names may be cut
             self._connection.execute("PRAGMA trusted_schema = OFF")
             rows = self._connection.execute("SELECT name, type FROM sqlite_master LIMIT 10000").fetchall()
         except sqlite3.Error as error:

@@ -26,6 +26,7 @@ from lagom_overlap.trace.files import is_sqlite, open_streams
 from lagom_overlap.trace.gpu_trace import NO_TIME, NS_PER_S, GpuTrace, short_name
 from lagom_overlap.trace.names import dtype_bytes, kind_of, whole_bytes
 from lagom_overlap.trace.reader import ReadOptions, read_file
+from lagom_overlap.trace.step_marks import STEP_NAME
 from lagom_overlap.workload import Phase
 
 _OPERATOR: Final = frozenset({"cpu_op", "Operator"})
@@ -36,7 +37,6 @@ _WAITS: Final = frozenset({"wait_tensor", "_wrap_tensor_autograd"})
 RUN_PREFIX: Final = "gloo:"
 _BACKWARD: Final = "autograd::engine::evaluate_function"
 _OPTIMIZER: Final = "Optimizer.step"
-_STEP: Final = "ProfilerStep"
 _MAX_TENSORS: Final = 10_000
 """Of one operator (foreach kernels have many): bounds the work on a damaged event."""
 
@@ -125,7 +125,7 @@ class CpuEvents:
                 external = _external(event.args)
                 if external > 0 and external != to_int(event.args.correlation if event.args else None):
                     self.kernel_ns[external] += length_ns
-            elif event.cat == _ANNOTATION and event.name.startswith(_STEP):
+            elif event.cat == _ANNOTATION and event.name.startswith(STEP_NAME):
                 self.steps.append((start_ns, start_ns + length_ns, event.name))
             elif event.cat in _OPERATOR or event.cat == _ANNOTATION:
                 self._keep(event, start_ns, start_ns + length_ns)

@@ -1,6 +1,7 @@
 """Opens whatever a profiler wrote and says what each rank's GPU did."""
 
 import re
+from codecs import BOM_UTF8
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -61,6 +62,12 @@ _MARKS: Final = tuple(
     re.compile(mark) for mark in (rb'"traceEvents"\s*:', rb'"(?:coll_perf|p2p_perf|dump_stats)"\s*:', rb'"entries"\s*:')
 )
 
+_LISTED: Final[dict[int | None, str]] = {
+    1: "a list of NCCL Inspector's rows; they are read from lines, one row on each",
+    2: "a list of flight recorder dumps; they are read from files, one rank's dump in each",
+}
+"""Why a list is none, by the mark in it (`_MARKS`)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
@@ -99,22 +106,33 @@ def _which(data: bytes) -> int | None:
     return min(places)[1] if places else None
 
 
+def _check_json(data: bytes, stream: ByteStream, foreign: str | None) -> None:
+    """Refuses what does not begin as JSON, is in JSON of another tool (`foreign`, in words), or a list of what is none.
+
+    Raises:
+        TraceError: if it is such.
+    """
+    if foreign is not None and _which(data) is None:
+        raise TraceError(f"{stream.name}: this is {foreign}")
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise TraceError(f"{stream.name}: is text in UTF-16, as PowerShell writes; save it as UTF-8")
+    first = data.lstrip()[:1]
+    if first not in (b"{", b"["):
+        what = f"it starts with {first!r}" if first or not stream.was_cut else "nothing of it can be unpacked"
+        raise TraceError(f"{stream.name}: is not a trace: JSON is expected, {what}")
+    if first == b"[" and b'"ph"' not in data and (which := _which(data)) in _LISTED:
+        raise TraceError(f"{stream.name}: is not a trace: {_LISTED[which]}")
+
+
 def _read_stream(stream: ByteStream, options: ReadOptions) -> tuple[GpuTrace, ...]:
-    data = stream.read(_SNIFF)
-    first = data.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
+    data = stream.read(_SNIFF).removeprefix(BOM_UTF8)
     if data.startswith(PICKLE_MAGIC):
         from lagom_overlap.trace import flight_recorder_reader  # noqa: PLC0415 - what most runs never need
 
         return flight_recorder_reader.read_flight_recorder(stream, data)
     foreign = next((what for mark, what in _FOREIGN_MARKS if mark.search(data)), None)
-    if foreign is not None and _which(data) is None:
-        raise TraceError(f"{stream.name}: this is {foreign}")
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise TraceError(f"{stream.name}: is text in UTF-16, as PowerShell writes; save it as UTF-8")
-    if first not in (b"{", b"["):
-        what = f"it starts with {first!r}" if first or not stream.was_cut else "nothing of it can be unpacked"
-        raise TraceError(f"{stream.name}: is not a trace: JSON is expected, {what}")
-    if first == b"[":
+    _check_json(data, stream, foreign)
+    if data.lstrip().startswith(b"["):
         return read_kineto(stream, data, options.pattern, as_recorded=options.as_recorded)
     which = _which(data)
     while which is None and len(data) < _MAX_SNIFF:

@@ -79,11 +79,17 @@ class StepMarks:
         """The steps in order of start, and a sentence where several have one number.
 
         Marks of one number that overlap are one step that several threads name: the first in the file counts. Where
-        they follow each other they are several steps, numbered anew in order of time; as recorded, still one.
+        they follow each other they are several steps, numbered anew in order of time; as recorded, still one. A mark of
+        no length, as of a step that the profiler did not see end, is none.
         """
-        first = [marks[0] for marks in self.steps.values()]
+        every = [
+            timed
+            for marks in self.steps.values()
+            if (timed := [mark for mark in marks if as_recorded or mark.end_ns > mark.start_ns])
+        ]
+        first = [marks[0] for marks in every]
         steps = list(first)
-        for marks in [] if as_recorded else self.steps.values():
+        for marks in [] if as_recorded else every:
             for step in marks[1:]:
                 if all(step.start_ns >= other.end_ns or step.end_ns <= other.start_ns for other in steps):
                     steps.append(step)

@@ -62,7 +62,9 @@ from lagom_overlap.tuners.problem import Assignment, Failure, GroupProblem
 MAX_SUBSPACES: Final = 40
 """`NcclCombinedJob` lists as many."""
 TOP_K: Final = 3
+"""`TUNER_ACCESS_TOPK`."""
 LR_FACTOR: Final = 0.8
+"""Of the relative gain of a step: `lr` above."""
 NO_LR: Final = -1.0
 """No step has gained yet."""
 KNOBS: Final = ("channels", "threads", "chunk")
@@ -71,8 +73,9 @@ FAILURES_TO_JUMP: Final = 2 * len(KNOBS)
 BEST_SHARE: Final = 0.75
 """Of the measurements of a candidate the fastest count (`meanOfTopPercent`)."""
 TOO_SLOW: Final = 1.5
+"""Times the best so far: where a subspace is given up (`callSubjobs`)..."""
 FAR_TOO_SLOW: Final = 3.0
-"""Times the best so far: where a subspace is given up (`callSubjobs`)."""
+"""...and where before a tenth of its descent is done."""
 EARLY_STEPS: Final = 5
 """Steps of a descent before the latter may end it."""
 
@@ -342,8 +345,9 @@ def _configs(bests: list[tuple[CommConfig, float]]) -> Assignment:
 
 
 NUM_PRETRAIN: Final = 20
+"""`TUNER_PRETRAIN_STEPS`: samples of all subspaces together."""
 NUM_TRAIN: Final = 50
-"""Samples and steps of all subspaces together."""
+"""`TUNER_TRAIN_STEPS`: steps of all together."""
 OWN_MEASUREMENTS: Final = 1 + max(
     num * (max(NUM_PRETRAIN // num, 1) + max(NUM_TRAIN // num, 1)) for num in range(1, MAX_SUBSPACES + 1)
 )

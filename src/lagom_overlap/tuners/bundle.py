@@ -19,6 +19,7 @@ from lagom_overlap.tuners.problem import Assignment, GroupProblem
 
 FORMAT: Final = "lagom-measurements"
 VERSION: Final = 1
+"""Of the file's format; a file of another version is refused."""
 MAX_BUNDLE_BYTES: Final = 1 << 30
 """1 GiB. Chosen far above any real bundle; a larger file is refused before it is read into memory."""
 

@@ -219,6 +219,31 @@ def proven_pairs(
     return judgement
 
 
+def more_pairs(
+    incumbent_s: Sequence[float],
+    challenger_s: Sequence[float],
+    *,
+    same_s: Sequence[tuple[float, float]] = (),
+    alpha: float = ALPHA,
+) -> int | None:
+    """About how many pairs in all would decide if they went on like these; None where nothing grows towards that.
+
+    An estimate, of no meaning for the error rate: the wealth of each bet grows by its mean so far with every pair, for
+    one direction or the other.
+    """
+    x = np.log(np.array(incumbent_s, float) / np.array(challenger_s, float))
+    same = np.abs([log(first / second) for first, second in same_s if first > 0 and second > 0])
+    scale = scales(x[None], np.tile(same, (1, 1)))[0, -1]  # what later pairs are measured by
+    bets = _BETS[:, None] * (x / scale)
+    needs = [
+        (log(1 / alpha) - float(weight)) / float(rate)
+        for sign in (1, -1)
+        for weight, rate in zip(_WEIGHTS, np.log1p(_MOST_BET * np.tanh(sign * bets)).mean(axis=1), strict=True)
+        if rate > 0
+    ]
+    return max(len(x), ceil(min(needs))) if needs else None
+
+
 def is_exact(
     incumbent_s: Sequence[float], challenger_s: Sequence[float], same_s: Sequence[tuple[float, float]]
 ) -> bool:

@@ -28,8 +28,9 @@ from lagom_overlap.workload.parallel import Dispatcher, ParallelTable
 from lagom_overlap.workload.precision import ProductFormat
 
 DEFAULT_RANKS: Final = 8
+"""The GPUs of one node."""
 DEFAULT_SEQ_LEN: Final = 2048
-"""One node, and a sequence that is captured in seconds. Chosen, not measured."""
+"""A sequence that is captured in seconds. Chosen, not measured."""
 
 _SCRIPT: Final = re.compile(r"(?P<path>.+\.py):(?P<function>[A-Za-z_]\w*)")
 _PARALLEL_KEYS: Final = (

@@ -30,7 +30,7 @@ from lagom_overlap.export.nvidia_csv import nvidia_csv
 from lagom_overlap.export.plugin_table import plugin_table
 from lagom_overlap.hardware import Cluster
 from lagom_overlap.interrupts import held_back
-from lagom_overlap.jobfile.job import Job
+from lagom_overlap.jobfile.job import RANK_BACKENDS, Job
 from lagom_overlap.jobfile.online_settings import online_settings, read_online_deployment
 from lagom_overlap.jobfile.run_folder import RECORD, RunFolder, job_command
 from lagom_overlap.nccl_plugin.capability import BoxMaps
@@ -51,7 +51,6 @@ MAX_CONFIGS_BYTES: Final = 16 << 20
 """Chosen, far above the settings of any job that is known."""
 _MAX_TIMELINE_BYTES: Final = 1 << 30
 """Chosen, far above any timeline that is written."""
-_NOT_NCCL: Final = ("gloo", "workers")
 """Backends whose channels and chunks are their own engine's, not NCCL's."""
 
 
@@ -210,7 +209,7 @@ def read_deployment(run: Path) -> ExportSource:
     if (predicted := RunFolder.read(run).record.from_trace) is not None:
         return _of_trace(run, predicted)
     own = read_own_run(run)
-    foreign = next((name for name in (own.job.spec.job.backend, own.recorded_on) if name in _NOT_NCCL), None)
+    foreign = next((name for name in (own.job.spec.job.backend, own.recorded_on) if name in RANK_BACKENDS), None)
     if foreign is not None:
         raise JobError(f"{str(run)!r} was tuned on {foreign}: its settings mean nothing to NCCL")
     configs = _configs(run / "configs.toml")

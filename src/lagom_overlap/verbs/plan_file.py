@@ -28,6 +28,7 @@ from lagom_overlap.workload.rewrite.steps import Rewrite
 from lagom_overlap.workload.rewrite.tables import RewriteTable, rewrite_of, table_of
 
 VERSION: Final = 2
+"""Of the file's format; a plan of another version is refused."""
 MAX_PLAN_BYTES: Final = 64 << 20
 """A plan of 100,000 operators is about 10 MB."""
 

@@ -23,9 +23,9 @@ from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
 from lagom_overlap.record import describe_machine, emulated_by, package_versions, utc_now
 from lagom_overlap.report.proof import write_proof
 from lagom_overlap.results.conclusion import line_under
-from lagom_overlap.results.proof import ProofDecision, ProofResult, ProofWay, decision_of, next_line
+from lagom_overlap.results.proof import ProofDecision, ProofResult, ProofWay, decision_of, next_line, outlook
 from lagom_overlap.results.step_times import SETTLE, read_step_times
-from lagom_overlap.tuners.sequential import ALPHA, Decision, Judgement, pairs_of_large_bet, proven_pairs
+from lagom_overlap.tuners.sequential import ALPHA, Decision, Judgement, more_pairs, pairs_of_large_bet, proven_pairs
 from lagom_overlap.units import format_seconds
 from lagom_overlap.verbs.given import Given, GivenKind, given
 from lagom_overlap.verbs.run import (
@@ -66,6 +66,11 @@ class _Pairs:
             return None
         default_s, configured_s = (self.times_s[arm][: self.num] for arm in (DEFAULT, CONFIGURED))
         return proven_pairs(default_s, configured_s, most_pairs, alpha=error_rate(most_pairs))
+
+    def num_needed(self, most_pairs: int) -> int | None:
+        """About how many pairs like these decide."""
+        default_s, configured_s = (self.times_s[arm][: self.num] for arm in (DEFAULT, CONFIGURED))
+        return more_pairs(default_s, configured_s, alpha=error_rate(most_pairs))
 
 
 def error_rate(most_pairs: int) -> float:
@@ -226,6 +231,8 @@ def _result(
     judgement = pairs.judgement(most_pairs)
     decision = ProofDecision.REJECT if is_refuted else decision_of(judgement)
     reason = ended or ("" if judgement is None else judgement.sentence())
+    if judgement is not None and not ended:
+        reason += outlook(decision, judgement, pairs.num_needed(most_pairs))
     subject, command = str(proven.path), shlex.join(request.command)
     more = most_pairs if ended else min(2 * most_pairs, MOST_PAIRS)  # what was cut off is to be done, not longer
     return ProofResult(

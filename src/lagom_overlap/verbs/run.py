@@ -43,6 +43,7 @@ from lagom_overlap.export.run_variables import (
     FOLDER_VARIABLE,
     JOB_STEPS_VARIABLE,
     MODE_VARIABLE,
+    PAIRS_VARIABLE,
     PLAN_CHECKSUM_VARIABLE,
     PLAN_VARIABLE,
     RUN_VARIABLE,
@@ -90,9 +91,10 @@ class LaunchRequest:
     """A command and how to run it.
 
     `config` is what --config or --prove names, `tuner` what searches online (None: ours), `job_steps` about how many
-    steps the job makes (None: unknown), `compare` the tuners that are compared with it, `adapters` what brings calls to
-    gloo's route (none: what fits the model, or what the settings were saved with), `out` a new folder (None: one below
-    lagom-runs). FIXED with a config becomes HELD or PLANNED by what that is; PLANNED without one is untouched.
+    steps the job makes (None: unknown), `num_pairs` the most pairs of a proof inside the job (None: as many as online
+    tuning's verdict has), `compare` the tuners that are compared with it, `adapters` what brings calls to gloo's route
+    (none: what fits the model, or what the settings were saved with), `out` a new folder (None: one below lagom-runs).
+    FIXED with a config becomes HELD or PLANNED by what that is; PLANNED without one is untouched.
     """
 
     command: tuple[str, ...]
@@ -100,6 +102,7 @@ class LaunchRequest:
     config: Path | None = None
     tuner: str | None = None
     job_steps: int | None = None
+    num_pairs: int | None = None
     compare: tuple[str, ...] = ()
     adapters: tuple[str, ...] = ()
     out: Path | None = None
@@ -252,6 +255,7 @@ def _write_record(request: LaunchRequest, folder: Path) -> None:
             "config": request.config,
             "tuner": request.tuner,
             "job_steps": request.job_steps,
+            "pairs": request.num_pairs,
             "compare": request.compare or None,
             "adapters": request.adapters or None,
         }
@@ -364,6 +368,8 @@ def _named(request: LaunchRequest) -> dict[str, str]:
     named = {} if request.tuner is None else {TUNER_VARIABLE: request.tuner}
     if request.job_steps is not None:
         named[JOB_STEPS_VARIABLE] = str(request.job_steps)
+    if request.num_pairs is not None:
+        named[PAIRS_VARIABLE] = str(request.num_pairs)
     if request.compare:
         named[COMPARE_VARIABLE] = ",".join(request.compare)
     if request.adapters:

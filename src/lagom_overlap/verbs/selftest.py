@@ -50,6 +50,7 @@ NUM_OVERHEAD_PAIRS: Final = 9
 NUM_SWAPS: Final = 1200
 """Tables swapped under traffic; a race that shows once in a hundred is seen almost surely."""
 MINUTE_S: Final = 60.0
+"""`--minutes` in seconds."""
 
 Opener = Callable[["SelfTestRequest"], Callable[[Path], Benches]]
 """Checks that there is something to test on, and gives what opens it with a folder for its logs."""

@@ -23,6 +23,11 @@ class Phase(StrEnum):
     LOSS = "loss"
 
 
+FORWARD_PHASES: Final = (Phase.FORWARD, Phase.LOSS)
+BACKWARD_PHASES: Final = (Phase.BACKWARD, Phase.WEIGHT_GRAD, Phase.RECOMPUTE)
+"""What runs between the loss and the optimizer, of each micro-batch."""
+
+
 def _check_positive(what: object, **fields: float) -> None:
     for name, value in fields.items():
         if not 0 < value < inf:

@@ -42,11 +42,6 @@ def test_topology_leaves_nodes_by_ranks_of_a_node(ranks: int, nodes: int, meshes
     assert allowed_meshes(ranks, nodes) == meshes
 
 
-def test_finer_cuts_of_a_node_are_allowed_where_its_links_bear_it() -> None:
-    assert (2, 2, 4) in allowed_meshes(16, 2, finer_in_node=True)
-    assert (4, 4) not in allowed_meshes(16, 2, finer_in_node=True)  # its outer sub-groups mix links
-
-
 def _costs(
     comm: float, chain: float, free: float, inter: float = 0.0, mesh: tuple[int, int] = (1, 1)
 ) -> OperationCosts:

@@ -9,6 +9,7 @@ from lagom_overlap.backends.gloo.link import EmulatedLink
 from lagom_overlap.backends.gloo.ranks import RankProcesses
 from lagom_overlap.backends.gloo.torch_extra import require_torch
 from lagom_overlap.collective import Collective, CollectiveKind
+from lagom_overlap.engines.cpu_limits import ELEMENT_BYTES
 from lagom_overlap.engines.fx.commands import (
     PlanRun,
     Profiled,
@@ -27,7 +28,6 @@ from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
 from lagom_overlap.workload.rewrite.steps import Rewrite
 from lagom_overlap.workload.rewrite.tables import table_of
 
-_FP32_BYTES: Final = 4
 _CALLS: Final = {
     CollectiveKind.ALL_GATHER: "all_gather_into_tensor({shard}, {ranks}, name)",
     CollectiveKind.REDUCE_SCATTER: "reduce_scatter_tensor({whole}, 'sum', {ranks}, name)",
@@ -38,7 +38,7 @@ _CALLS: Final = {
 def can_time(collective: Collective, num_ranks: int) -> bool:
     """Whether `ProgramRanks.time_collectives` can run it: of a known kind, over all ranks, in whole elements."""
     shard_bytes, rest = divmod(collective.num_bytes, collective.num_ranks)
-    is_whole = not rest and shard_bytes > 0 and shard_bytes % _FP32_BYTES == 0
+    is_whole = not rest and shard_bytes > 0 and shard_bytes % ELEMENT_BYTES == 0
     return collective.kind in _CALLS and collective.num_ranks == num_ranks and is_whole
 
 
@@ -55,7 +55,7 @@ def _script_of(collectives: Sequence[Collective]) -> str:
     ]
     sizes = []
     for number, collective in enumerate(collectives):
-        elements = collective.num_bytes // _FP32_BYTES
+        elements = collective.num_bytes // ELEMENT_BYTES
         is_shard = collective.kind is CollectiveKind.ALL_GATHER
         sizes.append(elements // collective.num_ranks if is_shard else elements)
         prefix = f"given[{number}]"

@@ -31,8 +31,9 @@ BLAME_GRACE_S: Final = 0.5
 """How long to wait after the first death before naming a culprit: others die because they lost it, and say so."""
 _MODULE: Final = "lagom_overlap.engines.gloo_worker"
 _TAIL_BYTES: Final = 4000
+"""Read from the end of a dead rank's stderr; its last lines have fewer. Chosen."""
 _TAIL_LINES: Final = 6
-"""What of a dead rank's stderr is said: the end of a traceback."""
+"""What of them is said: the end of a traceback."""
 
 
 class _RankProcess:

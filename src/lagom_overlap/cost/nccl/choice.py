@@ -30,11 +30,13 @@ from lagom_overlap.units import KIB
 PLATEAU_BYTES: Final = 64
 """tuning.cc: Simple rings over nodes are slower from that many bytes per channel and rank on..."""
 PLATEAU: Final = 1.4
+"""...by this factor on their latency..."""
 OLD_PLATEAU: Final = 1.9
-"""...by this factor on their latency, or this one before Ampere."""
+"""...or by this one before Ampere."""
 WARP: Final = 32
+"""Threads of a warp."""
 MAX_THREADS: Final = 640
-"""Threads of a warp, and NCCL_MAX_NTHREADS (device.h)."""
+"""NCCL_MAX_NTHREADS (device.h, 2.30.7)."""
 SLOW_RING_BYTES_PER_S: Final = 12e9
 """tuning.cc: Simple rings whose search channels carry no more in all use 256 threads instead of 512."""
 

@@ -17,8 +17,9 @@ from lagom_overlap.hardware import LinkKind
 
 _COPYABLE = (CollectiveKind.ALL_GATHER, CollectiveKind.ALL_TO_ALL)
 _WAITS = 2
+"""One before the copies and one after."""
 _HOPS_PER_WAIT = 2
-"""A wait before the copies and one after; each is a flag there and a flag back."""
+"""A flag there and a flag back."""
 
 
 def copy_engine_available(kind: CollectiveKind, topology: Topology) -> bool:

@@ -24,8 +24,9 @@ from lagom_overlap.units import KIB
 PEERS_PER_BATCH: Final = 8
 """device.h: the sends and receives that one launch of a channel works through together."""
 LL_BYTES_PER_CHANNEL: Final = 16 * KIB
+"""enqueue.cc: LL up to so many bytes on a channel."""
 SLOW_CHUNK_BYTES: Final = 128 * KIB
-"""enqueue.cc: LL up to so many bytes on a channel; init.cc: the chunk where no NVLink joins the peers."""
+"""init.cc: the chunk where no NVLink joins the peers."""
 NETWORK_CHANNEL_BYTES_PER_S: Final = 14e9
 """paths.cc: a channel per 14 GB/s of a GPU's card, at least two."""
 _NVLINK_BYTES_PER_S: Final = ((100, 40.1e9), (90, 20.6e9), (86, 12.0e9), (80, 20.0e9), (70, 20.0e9), (60, 18.0e9))

@@ -23,8 +23,8 @@ from itertools import pairwise
 from typing import Final
 
 from lagom_overlap.cost.nccl.topology import CpuVendor, Graph, PathType, Topology
+from lagom_overlap.units import GB_PER_S
 
-_GB: Final = 1e9
 _INTRA: Final = {
     80: (40.0, 30.0, 20.0, 18.0, 15.0, 12.0, 10.0, 9.0, 7.0, 6.0, 5.0, 4.0, 3.0),
     90: (60.0, 50.0, 40.0, 30.0, 24.0, 20.0, 15.0, 12.0, 11.0, 6.0, 3.0),
@@ -102,11 +102,11 @@ def pcie_topology(
     if not 0 < bus_bytes_per_s < float("inf"):
         raise ValueError(f"bus_bytes_per_s is {bus_bytes_per_s}, must be positive and finite")
     speeds = _row(_INTRA, max(80, compute_capability))
-    speed = max((speed for speed in speeds if speed * _GB <= bus_bytes_per_s), default=speeds[-1])
+    speed = max((speed for speed in speeds if speed * GB_PER_S <= bus_bytes_per_s), default=speeds[-1])
     graph = Graph(
         num_channels=1,
-        intra_bytes_per_s=speed * _GB,
-        inter_bytes_per_s=speed * _GB,
+        intra_bytes_per_s=speed * GB_PER_S,
+        inter_bytes_per_s=speed * GB_PER_S,
         intra_type=PathType.SYS,
         same_channels=True,
     )
@@ -126,7 +126,7 @@ def _row(table: dict[int, tuple[float, ...]], capability: int) -> tuple[float, .
 
 
 def _one_node(machine: NvswitchMachine) -> tuple[Graph, Graph]:
-    total = machine.nvlink_bytes_per_s / _GB
+    total = machine.nvlink_bytes_per_s / GB_PER_S
     speeds = [speed for speed in _row(_INTRA, machine.compute_capability) if speed <= total]
     best_speed, best_count = speeds[0], _fitting(total, speeds[0])
     for speed in speeds[1:]:
@@ -142,7 +142,7 @@ def _one_node(machine: NvswitchMachine) -> tuple[Graph, Graph]:
 
 
 def _several_nodes(machine: NvswitchMachine, local: int) -> tuple[Graph, Graph]:
-    total, card = machine.nvlink_bytes_per_s / _GB, machine.nic_bytes_per_s / _GB
+    total, card = machine.nvlink_bytes_per_s / GB_PER_S, machine.nic_bytes_per_s / GB_PER_S
     speeds = _row(_INTER, machine.compute_capability)
     speed = max((s for s in speeds if s <= card), default=speeds[-1])
     count = max(1, min(machine.num_nics, local))
@@ -164,11 +164,11 @@ def _nvls(machine: NvswitchMachine, local: int, num_nodes: int) -> Graph | None:
     """One head per GPU, where there are at least two and the switch reduces (Hopper)."""
     if machine.compute_capability < 90 or local < 2:
         return None
-    capability, total = machine.compute_capability, machine.nvlink_bytes_per_s / _GB
+    capability, total = machine.compute_capability, machine.nvlink_bytes_per_s / GB_PER_S
     speeds = _row(_INTRA if num_nodes == 1 else _INTER, capability)
     intra = max((speed for speed in speeds if speed * (local + 1) <= total), default=speeds[-1])
     if num_nodes > 1:
-        card = machine.nic_bytes_per_s / _GB
+        card = machine.nic_bytes_per_s / GB_PER_S
         return _graph(local, intra, max((speed for speed in speeds if speed <= card), default=intra))
     return _graph(local, intra, max(speed for speed in speeds if speed < 2 * intra))
 
@@ -180,8 +180,8 @@ def _fitting(total: float, speed: float) -> int:
 def _graph(count: int, intra: float, inter: float, *, same: bool = False, path: PathType = PathType.PIX) -> Graph:
     return Graph(
         num_channels=count,
-        intra_bytes_per_s=intra * _GB,
-        inter_bytes_per_s=inter * _GB,
+        intra_bytes_per_s=intra * GB_PER_S,
+        inter_bytes_per_s=inter * GB_PER_S,
         intra_type=PathType.NVL,
         inter_type=path,
         same_channels=same,

@@ -15,9 +15,8 @@ from typing import Any, Final
 import msgspec
 
 from lagom_overlap.errors import UnknownNameError
+from lagom_overlap.nccl_plugin.table_layout import MAX_CHANNELS
 
-MAX_CHANNELS: Final = 64
-"""NCCL's MAXCHANNELS since 2.25."""
 WIDE_CHANNEL_BYTES_PER_S: Final = 45e9
 """connect.cc: above it, GPUs since Hopper on several nodes get four compute channels per search channel."""
 

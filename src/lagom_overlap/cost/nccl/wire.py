@@ -42,8 +42,9 @@ from lagom_overlap.cost.nccl.point_to_point import choose_point_to_point, point_
 from lagom_overlap.cost.nccl.topology import GpuGeneration, Topology
 
 _TREE_SHARE: Final = 0.92
+"""tuning.cc: what trees carry of a Simple ring's rate."""
 _NCCL_LL128_SHARE: Final = 0.92
-"""tuning.cc: what trees and LL128 rings carry of a Simple ring's rate."""
+"""tuning.cc: what LL128 rings carry of it."""
 
 
 @dataclass(frozen=True, slots=True)

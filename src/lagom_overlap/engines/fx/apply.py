@@ -30,7 +30,7 @@ from lagom_overlap.engines.fx.slide import slide
 from lagom_overlap.engines.fx.split import split
 from lagom_overlap.errors import JobError
 from lagom_overlap.workload import CommOp, Iteration
-from lagom_overlap.workload.rewrite.apply import rewritten
+from lagom_overlap.workload.rewrite.apply import REPLACED, rewritten
 from lagom_overlap.workload.rewrite.steps import (
     Fuse,
     PartitionGroups,
@@ -169,13 +169,6 @@ def _check_independent(nodes: Sequence[fx.Node]) -> None:
                 open_nodes += current.all_input_nodes
 
 
-_FITS = {
-    Substitution.REDUCE_SCATTER_ALL_GATHER: CollectiveKind.ALL_REDUCE,
-    Substitution.REDUCES: CollectiveKind.REDUCE_SCATTER,
-    Substitution.BROADCASTS: CollectiveKind.ALL_GATHER,
-}
-
-
 def substitute(graph: fx.Graph, node: fx.Node, step: Substitute, groups: Groups) -> None:
     """Replaces the collective `node` by others that together do the same (Centauri, tree level 1).
 
@@ -183,8 +176,8 @@ def substitute(graph: fx.Graph, node: fx.Node, step: Substitute, groups: Groups)
         JobError: if a collective of its kind cannot be replaced so.
     """
     what = collective_of(node)
-    if what.kind is not _FITS[step.into]:
-        raise JobError(f"{step.comm!r} is a {what.kind}: {step.into} replaces a {_FITS[step.into]}")
+    if what.kind is not REPLACED[step.into]:
+        raise JobError(f"{step.comm!r} is a {what.kind}: {step.into} replaces a {REPLACED[step.into]}")
     editor = Editor(graph)
     num_ranks = len(groups.ranks(what.group))
     match step.into:

@@ -43,21 +43,21 @@ def _(source: torch.Tensor, reduce_op: str, root: int, group: str) -> torch.Tens
     return torch.empty_like(source)
 
 
-_C10D = torch.ops._c10d_functional
+C10D = torch.ops._c10d_functional
 _OURS = torch.ops.lagom_overlap
 
 _KINDS: Final[dict[object, CollectiveKind]] = {
-    _C10D.all_gather_into_tensor.default: CollectiveKind.ALL_GATHER,
-    _C10D.reduce_scatter_tensor.default: CollectiveKind.REDUCE_SCATTER,
-    _C10D.all_reduce.default: CollectiveKind.ALL_REDUCE,
-    _C10D.all_to_all_single.default: CollectiveKind.ALL_TO_ALL,
-    _C10D.broadcast.default: CollectiveKind.BROADCAST,
+    C10D.all_gather_into_tensor.default: CollectiveKind.ALL_GATHER,
+    C10D.reduce_scatter_tensor.default: CollectiveKind.REDUCE_SCATTER,
+    C10D.all_reduce.default: CollectiveKind.ALL_REDUCE,
+    C10D.all_to_all_single.default: CollectiveKind.ALL_TO_ALL,
+    C10D.broadcast.default: CollectiveKind.BROADCAST,
     _OURS.reduce.default: CollectiveKind.REDUCE,
 }
 _OTHER_COLLECTIVES: Final = (
-    _C10D.all_gather_into_tensor_coalesced.default,
-    _C10D.reduce_scatter_tensor_coalesced.default,
-    _C10D.all_reduce_coalesced.default,
+    C10D.all_gather_into_tensor_coalesced.default,
+    C10D.reduce_scatter_tensor_coalesced.default,
+    C10D.all_reduce_coalesced.default,
 )
 """Collectives of several tensors at once: `program.one_tensor_each` replaces them before anything is rewritten."""
 
@@ -84,7 +84,7 @@ def is_collective(node: fx.Node) -> bool:
 
 def is_wait(node: fx.Node) -> bool:
     """Whether the node ends a collective."""
-    return node.op == "call_function" and node.target is _C10D.wait_tensor.default
+    return node.op == "call_function" and node.target is C10D.wait_tensor.default
 
 
 def collective_of(node: fx.Node) -> FxCollective:
@@ -220,7 +220,7 @@ class Editor:
 
     def broadcast(self, source: fx.Node, root: int, group: str, *, name: str) -> fx.Node:
         """The wait of a broadcast from the group's rank `root`."""
-        return self.wait(self.call(_C10D.broadcast.default, self.contiguous(source), root, group, name=name))
+        return self.wait(self.call(C10D.broadcast.default, self.contiguous(source), root, group, name=name))
 
     def reduce(self, source: fx.Node, reduce_op: str, root: int, group: str, *, name: str) -> fx.Node:
         """A reduce to the group's rank `root`; complete when it returns."""
@@ -228,7 +228,7 @@ class Editor:
 
     def wait(self, started: fx.Node) -> fx.Node:
         """The end of a collective."""
-        return self.call(_C10D.wait_tensor.default, started)
+        return self.call(C10D.wait_tensor.default, started)
 
     def contiguous(self, source: fx.Node) -> fx.Node:
         """The tensor with its elements in order in memory; the node itself where they are."""

@@ -23,7 +23,7 @@ from torch import fx
 from lagom_overlap.capturing.fake_tensor import TrainingStep
 from lagom_overlap.capturing.fx import FxCapture, capture_fx, capture_graph
 from lagom_overlap.collective import CollectiveKind
-from lagom_overlap.engines.fx.nodes import Editor, FxCollective, is_wait, lint, op_name, value_of
+from lagom_overlap.engines.fx.nodes import C10D, Editor, FxCollective, is_wait, lint, op_name, value_of
 from lagom_overlap.errors import JobError, LagomError
 
 
@@ -113,11 +113,10 @@ def load_program(script: Path, function: str) -> LoadedProgram:
     return LoadedProgram(script, step, tuple(inputs))
 
 
-_C10D = torch.ops._c10d_functional
 _KINDS: Final[dict[object, CollectiveKind]] = {
-    _C10D.all_gather_into_tensor_coalesced.default: CollectiveKind.ALL_GATHER,
-    _C10D.reduce_scatter_tensor_coalesced.default: CollectiveKind.REDUCE_SCATTER,
-    _C10D.all_reduce_coalesced.default: CollectiveKind.ALL_REDUCE,
+    C10D.all_gather_into_tensor_coalesced.default: CollectiveKind.ALL_GATHER,
+    C10D.reduce_scatter_tensor_coalesced.default: CollectiveKind.REDUCE_SCATTER,
+    C10D.all_reduce_coalesced.default: CollectiveKind.ALL_REDUCE,
 }
 
 

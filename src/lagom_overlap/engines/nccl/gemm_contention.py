@@ -21,9 +21,11 @@ from lagom_overlap.units import MIB, MS, US
 SHAPE: Final = 4096
 VICTIM: Final = f"gemm_cublas_{SHAPE}x{SHAPE}x{SHAPE}"
 MESSAGE_BYTES: Final = 256 * MIB
+"""A collective long enough to cover the launches."""
 NUM_LAUNCHES: Final = 8
+"""Products in a row, timed together."""
 NUM_REPEATS: Final = 5
-"""A collective long enough to cover the launches of the GEMM, timed so many times."""
+"""Timings of a setting, for their median."""
 SETTLE_S: Final = 300 * US
 """From the start event until the collective's kernel surely holds its SMs."""
 _SLOWEST: Final = 4

@@ -31,6 +31,7 @@ from lagom_overlap.nccl_plugin.library import TunerPlugin, installed_library
 from lagom_overlap.nccl_plugin.record_log import Implementation, RecordLog, RecordRing
 from lagom_overlap.nccl_plugin.space import CHANNELS
 from lagom_overlap.nccl_plugin.support import tuner_version
+from lagom_overlap.nccl_plugin.table_layout import MAX_CHANNELS
 from lagom_overlap.nccl_plugin.table_writer import ProcessCommunicator, encode_table
 from lagom_overlap.nccl_plugin.tuning_log import TuningLog, read_tuning
 from lagom_overlap.units import KIB, MIB, MS
@@ -43,8 +44,6 @@ HEAD_START_CYCLES: Final = 3_000_000
 """How long the streams are held back before timed calls: about 1.5 ms, more than the host needs to queue them."""
 SHARED_GPU: Final = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NET_GDR_LEVEL": "LOC", "NCCL_NVLS_ENABLE": "0"}
 """What several ranks on one GPU need; none of it chooses an algorithm, a protocol, channels or chunks."""
-MAX_CHANNELS: Final = 64
-"""NCCL's MAXCHANNELS."""
 _RESIDENT_SPARE: Final = 4
 """SMs left out of the channels of ranks that share a GPU, whose blocks must all be resident. Chosen, not measured."""
 _NUM_SMALL: Final = 50

@@ -18,8 +18,10 @@ tuner's comparison have it.
 """
 
 import contextlib
+import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import chain
 from typing import Any, Final
 
@@ -220,7 +222,8 @@ def replace_calls(
 ) -> Callable[[], None]:
     """Puts objects in the place of FSDP2's own, made from these; returns how to undo it.
 
-    They are of FSDP2's own classes, too, which goes on doing with them what it does with its own.
+    They are of FSDP2's own classes, too, which goes on doing with them what it does with its own. A model that the job
+    drops is not kept alive by what undoes it.
     """
     before = {"_all_gather_comm": group._all_gather_comm, "_reduce_scatter_comm": group._reduce_scatter_comm}
     after = {
@@ -229,10 +232,12 @@ def replace_calls(
     }
     for name, comm in after.items():
         setattr(group, name, comm)
+    ours = {name: weakref.ref(comm) for name, comm in after.items()}
+    living = weakref.ref(group)
 
     def undo() -> None:
-        for name, comm in after.items():
-            if getattr(group, name) is comm:  # else the user replaced it since
+        for name, comm in ours.items():
+            if (group := living()) is not None and getattr(group, name) is comm():  # else the user replaced it since
                 setattr(group, name, before[name])
 
     return undo
@@ -258,7 +263,8 @@ class Fsdp2Adapter:
         # `fully_shard([a, b])` gives both modules one group.
         unique = {id(group): group for group in stock if group is not None}
         groups = [group for group in unique.values() if group.device.type == "cpu"]
-        in_flight = InFlight(lambda: _nobody_reads_gradients(model, groups)) if _can_defer() else None
+        may_defer = partial(_nobody_reads_gradients, weakref.ref(model), weakref.WeakSet(groups))
+        in_flight = InFlight(may_defer) if _can_defer() else None
         undo = [_attach_one(group, route, in_flight) for group in groups]
 
         def undo_all() -> None:
@@ -278,10 +284,12 @@ def _attach_one(group: Any, route: GlooRoute, in_flight: InFlight | None) -> Cal
     )
     was_async = group.unshard_async_op
     group.unshard_async_op = True
+    living = weakref.ref(group)
 
     def undo_both() -> None:
         undo()
-        group.unshard_async_op = was_async
+        if (group := living()) is not None:
+            group.unshard_async_op = was_async
 
     return undo_both
 
@@ -298,9 +306,11 @@ def _can_defer() -> bool:
     return True
 
 
-def _nobody_reads_gradients(model: nn.Module, groups: Sequence[Any]) -> bool:
+def _nobody_reads_gradients(living: Callable[[], nn.Module | None], groups: Iterable[Any]) -> bool:
     """Whether no hook runs in backward that could read a sharded gradient before the pass ends."""
     everywhere = nn.modules.module
+    if (model := living()) is None:
+        return False
     return not (
         getattr(everywhere, "_global_backward_hooks", None)
         or getattr(everywhere, "_global_backward_pre_hooks", None)

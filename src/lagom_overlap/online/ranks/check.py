@@ -6,7 +6,8 @@ settings faster that are not. It also ends as soon as no further round could dec
 
 At the start nothing in this job supports the saved settings: they must prove to be faster. A short first window drops
 them at once if they are slower than `max_slowdown` times the default. A proof (`lagom run --prove`) then measures the
-default against itself, as every verdict does. Later, a check begins with a single round. If the
+default against itself, as every verdict does; what it says of settings is told on, so it takes two such windows running
+for them, of which one may be a burst of noise. Later, a check begins with a single round. If the
 settings win it, they stay and the check is over; if they lose it, the full rounds follow, and the settings are dropped
 if the default is faster there. The two windows of a round follow each other, but any time may pass before the next
 round, because pairs are compared within a round. Pure: no clock, and the same times give the same windows.
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
 
-from lagom_overlap.tuners.sequential import Decision, Judgement, judged_pairs, proven_pairs
+from lagom_overlap.tuners.sequential import Decision, Judgement, judged_pairs, more_pairs, proven_pairs
 
 
 class Arm(StrEnum):
@@ -70,6 +71,7 @@ class Check:
         self._times: dict[Arm, list[float]] = {arm: [] for arm in Arm}
         self._queue = [Arm.TUNED] if is_start else self._round()
         self._slow_s = 0.0
+        self._was_slow = False
         self.is_over = False
         self.is_kept = False
 
@@ -106,10 +108,22 @@ class Check:
         return None if num_rounds < 2 else self._judgement(num_rounds)
 
     @property
+    def num_needed(self) -> int | None:
+        """About how many pairs like those of the complete rounds decide (`sequential.more_pairs`)."""
+        num = min(map(len, self._times.values()))
+        default_s, tuned_s = (self._times[arm][:num] for arm in (Arm.DEFAULT, Arm.TUNED))
+        return more_pairs(default_s, tuned_s, same_s=self._same_pairs) if num else None
+
+    @property
+    def _same_pairs(self) -> tuple[tuple[float, float], ...]:
+        return tuple(zip(self._same_s[::2], self._same_s[1::2], strict=False))
+
+    @property
     def words(self) -> str:
         """The outcome for people, or how far it is."""
         if self._slow_s:
-            return f"steps take {self._slow_s / self._default_s:.2f} times as long"
+            running = ", in two windows running" if self._num_same else ""
+            return f"steps take {self._slow_s / self._default_s:.2f} times as long{running}"
         if self._is_noise_due and not self.is_probation:
             return "measuring noise"
         judgement = self.judgement
@@ -120,12 +134,15 @@ class Check:
     def report(self, step_s: float) -> None:
         """The mean step time of the window just run."""
         arm = self._queue.pop(0)
-        if arm is Arm.TUNED and self._default_s and step_s > self._max_slowdown * self._default_s:
-            self._slow_s = step_s
-            self._end(is_kept=False)
-            return
         if arm is Arm.DEFAULT:
             self._default_s = step_s
+        else:
+            is_slow = 0 < self._max_slowdown * self._default_s < step_s
+            if is_slow and (self._was_slow or not self._num_same):
+                self._slow_s = step_s
+                self._end(is_kept=False)
+                return
+            self._was_slow = is_slow
         if self.is_probation:
             self.is_probation = False
         elif self._is_noise_due:
@@ -168,8 +185,7 @@ class Check:
         times = self._times[incumbent][:num_rounds], self._times[challenger][:num_rounds]
         if not self._num_same:
             return judged_pairs(*times, most_pairs=self._num_pairs)
-        same_s = tuple(zip(self._same_s[::2], self._same_s[1::2], strict=False))
-        return proven_pairs(*times, self._num_pairs, same_s=same_s)
+        return proven_pairs(*times, self._num_pairs, same_s=self._same_pairs)
 
     def _end(self, *, is_kept: bool) -> None:
         self.is_over, self.is_kept, self._queue = True, is_kept, []

@@ -347,7 +347,7 @@ def _run(
     summed = tensors[1].clone() if is_seen else None  # as torch's own, for autograd
     whole = _as_gloo_takes(kind, tensors[0], is_source=False)
     is_in_place = _is_flat(whole) and not is_seen
-    target = _flat(whole) if is_in_place or not is_seen else torch.empty(whole.numel(), dtype=whole.dtype)
+    target = _flat(whole) if is_in_place or not is_seen else _row_for(whole)
     if tensors[0] is tensors[1]:
         source = target
     else:
@@ -420,7 +420,8 @@ def _as_gloo_takes(kind: CollectiveKind, tensor: torch.Tensor, *, is_source: boo
 
     All-reduces and the output of all-to-alls go by what lies in memory, whatever the strides say, everything else by
     indices. (A reduce-scatter's input does where it lies alike on all ranks; where it does not, torch adds what lies at
-    one place of memory on each rank and hands it out by each rank's own indices, which no reduce-scatter can.)
+    one place of memory on each rank and hands it out by each rank's own indices, which no reduce-scatter can. Beyond
+    two ranks a transposed one is left to torch: `_is_summed_by_rows`.)
     """
     plain = tensor.data.as_subclass(torch.Tensor)
     if plain.is_contiguous():
@@ -434,7 +435,12 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     if _is_flat(tensor):
         return tensor.view(-1)
     with torch.no_grad():
-        return torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.reshape(-1))
+        return _row_for(tensor).copy_(tensor.reshape(-1))
+
+
+def _row_for(tensor: torch.Tensor) -> torch.Tensor:
+    """Memory for its numbers where it is itself, whatever the job's default device."""
+    return torch.empty(tensor.numel(), dtype=tensor.dtype, device=tensor.device)
 
 
 def _is_flat(tensor: torch.Tensor) -> bool:
@@ -455,12 +461,21 @@ def _can_run(kind: CollectiveKind, target: torch.Tensor, source: torch.Tensor, n
         case CollectiveKind.ALL_GATHER:
             return target.numel() == source.numel() * num_ranks
         case CollectiveKind.REDUCE_SCATTER:
-            return source.numel() == target.numel() * num_ranks
+            return source.numel() == target.numel() * num_ranks and (num_ranks == 2 or _is_summed_by_rows(source))
         case CollectiveKind.ALL_TO_ALL:
             is_even = all(tensor.dim() > 0 and tensor.size(0) % num_ranks == 0 for tensor in (target, source))
             return is_even and target.numel() == source.numel() and source.is_contiguous()
         case _:
             return False
+
+
+def _is_summed_by_rows(source: torch.Tensor) -> bool:
+    """Whether torch's gloo, too, adds the numbers in the order of their indices.
+
+    It adds a copy, and a copy of a transposed tensor lies transposed; where a number lies says in which order the
+    ranks' are added.
+    """
+    return source.is_contiguous() or torch.empty_like(source, device="meta").is_contiguous()
 
 
 def _is_dense_fp32(tensor: torch.Tensor) -> bool:

@@ -43,9 +43,11 @@ from lagom_overlap.online.routes.plugin_events import StepTimer, step_record
 _log = logging.getLogger(__name__)
 
 CHANNELS: Final = (2, 4, 8, 16)
+"""What a sibling may be asked for: few settings, as each is a communicator that stays. Chosen, not measured."""
 CHANNELS_WITH_THREADS: Final = (4, 16)
+"""Fewer where threads are asked for, too, so that there are no more siblings."""
 THREADS: Final = (128, 512)
-"""What a sibling may be asked for: few settings, because each is a communicator that stays. Chosen, not measured."""
+"""Few and many. Chosen, not measured."""
 MAX_SIBLINGS: Final = 4
 """Per process group: as many as a search can ask for, with or without threads."""
 _NO_CACHE: Final = "NCCL_NO_CACHE"

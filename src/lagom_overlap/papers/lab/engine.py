@@ -112,6 +112,7 @@ def _received(connection: socket.socket, num_bytes: int) -> bytes:
 
 LIBRARY_NAME: Final = "liblagom_workers.so"
 VERSION: Final = 1
+"""LW_VERSION of csrc: a library of another version is refused."""
 KINDS: Final = (
     CollectiveKind.ALL_GATHER,
     CollectiveKind.REDUCE_SCATTER,

@@ -15,6 +15,7 @@ from lagom_overlap.units import KIB, MIB
 CHANNELS: Final = (1, 2, 4, 8)
 """The channel counts that a search is offered; the last is the most that the engine opens."""
 MIN_CHUNK_BYTES: Final = 64 * KIB
+"""A quarter of the least that a search is offered. Chosen."""
 OFFERED_CHUNKS: Final = (256 * KIB, 512 * KIB, 1 * MIB, 2 * MIB, 4 * MIB)
 """What a search is offered. Chosen, not measured."""
 PROTOCOLS: Final = (Protocol.SIMPLE, Protocol.LL128, Protocol.LL)

@@ -28,7 +28,9 @@ _gather = getattr(functional, "all_gather_single_autograd", None) or functional.
 """Renamed in torch 2.13."""
 
 MSA, PAIR, OUTER, TRIANGLE = 256, 128, 32, 128
+"""Widths of the two representations, of the outer product and of a triangle update (Suppl. 1.6)."""
 NUM_SEQUENCES, NUM_BLOCKS = 128, 4
+"""AlphaFold's initial training has as many sequences; of its 48 blocks, all alike, 4. Chosen."""
 
 
 class _Axes:

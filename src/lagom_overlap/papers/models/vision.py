@@ -19,8 +19,9 @@ from lagom_overlap.capturing.models.parallelize import apply_data, data_mesh, de
 from lagom_overlap.errors import JobError
 
 IMAGE: Final = 224
+"""Pixels of a side: ImageNet's crops."""
 NUM_CLASSES: Final = 1000
-"""ImageNet's crops and classes."""
+"""ImageNet's."""
 
 
 @dataclass(frozen=True, slots=True)

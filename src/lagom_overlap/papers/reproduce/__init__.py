@@ -12,6 +12,7 @@ from typing import Final
 
 from lagom_overlap.cost import load_profile
 from lagom_overlap.errors import UnknownNameError
+from lagom_overlap.papers.flags import ALL_CHAPTERS, CHAPTERS
 from lagom_overlap.papers.reproduce.convergence import convergence
 from lagom_overlap.papers.reproduce.equations import equations
 from lagom_overlap.papers.reproduce.figure3 import figure3
@@ -36,10 +37,8 @@ from lagom_overlap.papers.reproduce.scaling import scaling
 from lagom_overlap.papers.reproduce.unknowns import SWEPT, Setting, regions, swept
 from lagom_overlap.record import utc_now
 
-CHAPTERS: Final = ("fig3", "fig5", "fig7", "fig8", "convergence", "equations", "hidden", "scaling")
 NOTES_CHAPTERS: Final = ("hidden", "scaling")
 """What checks the Megatron notes."""
-ALL: Final = "all"
 
 Note = Callable[[str], None]
 
@@ -60,11 +59,11 @@ def run_reproduce(
         KeyboardInterrupt: if it comes before one chapter is done.
         UnknownNameError: if there is no such chapter or profile, or the chapter has nothing to sweep.
     """
-    if what not in (*CHAPTERS, ALL):
-        raise UnknownNameError.among("figure", what, (*CHAPTERS, ALL))
-    if unknowns and what not in (*SWEPT, ALL):
-        raise UnknownNameError.among("figure with --unknowns", what, (*SWEPT, ALL))
-    chapters = CHAPTERS if what == ALL else (what,)
+    if what not in (*CHAPTERS, ALL_CHAPTERS):
+        raise UnknownNameError.among("figure", what, (*CHAPTERS, ALL_CHAPTERS))
+    if unknowns and what not in (*SWEPT, ALL_CHAPTERS):
+        raise UnknownNameError.among("figure with --unknowns", what, (*SWEPT, ALL_CHAPTERS))
+    chapters = CHAPTERS if what == ALL_CHAPTERS else (what,)
     reproduced, done, is_interrupted = _Found(), list[str](), False
     try:
         for chapter in chapters:

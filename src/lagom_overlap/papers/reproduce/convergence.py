@@ -22,6 +22,7 @@ from lagom_overlap.units import MS
 from lagom_overlap.workload import OverlapGroup
 
 COUNTS: Final = (1, 2, 4, 8)
+"""Collectives of a group, doubled: whether iterations grow with their number. Chosen."""
 TUNERS: Final = {"autoccl": "AutoCCL", "lagom": "Lagom"}
 PUBLISHED: Final = {"autoccl": 16, "lagom": 33}
 WITHIN: Final = 1.005

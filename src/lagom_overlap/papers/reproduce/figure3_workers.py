@@ -16,6 +16,7 @@ from lagom_overlap.backends import Backend, BackendRequest
 from lagom_overlap.collective import Collective, CollectiveKind, CommConfig, Protocol
 from lagom_overlap.errors import BackendError
 from lagom_overlap.jobfile.registry import backend_factory
+from lagom_overlap.papers.lab.space import CHANNELS
 from lagom_overlap.papers.reproduce.judge import judge_cases, judge_direction, spread
 from lagom_overlap.papers.reproduce.result import Curve, Line, ReproducedSurface, ReproducedVerdict, ReproduceReport
 from lagom_overlap.record import utc_now
@@ -23,12 +24,15 @@ from lagom_overlap.tuners.problem import Failure, Measurement
 from lagom_overlap.units import GBIT_PER_S, KIB, MIB, MS
 from lagom_overlap.workload import CommOp, CompOp, Gemm, MemoryBound, OverlapGroup, Work
 
-CHANNELS: Final = (1, 2, 4, 8)
 CHUNKS: Final = (256 * KIB, 1 * MIB, 4 * MIB)
+"""Three of those that it offers, a factor of four apart. Chosen, for the time of a sweep."""
 WAITS: Final[Mapping[Protocol, str]] = {Protocol.LL: "spin", Protocol.LL128: "yield", Protocol.SIMPLE: "block"}
 ROUNDS: Final = 7
+"""Of which every figure is the median. Chosen."""
 LINK_BYTES_PER_S: Final = 3 * GBIT_PER_S
+"""An emulated link, as in the project's other measurements on gloo. Chosen."""
 _TOKENS, _HIDDEN, _NUM_FFNS = 256, 512, 8
+"""Small enough for a core of a CPU. Chosen."""
 
 Setting = tuple[Protocol, int, int]
 """Way of waiting, channels, chunk (bytes)."""

@@ -18,8 +18,11 @@ from lagom_overlap.units import KIB, MIB, MS
 from lagom_overlap.workload import CommOp, CompOp, Gemm, OverlapGroup
 
 TOKENS: Final = (2048, 4096)
+"""Where communication is longer, and where it is not (see above)."""
 _PRODUCTS = ((7680, 2560), (2560, 2560), (10240, 2560), (2560, 10240), (7680, 2560), (2560, 2560), (10240, 2560))
+"""(n, k) of one and three quarters of Phi-2's layers: the text has seven products."""
 _CHUNK_BYTES = 512 * KIB
+"""Chosen: the text gives none."""
 
 
 def group_of_products(tokens: int, assumed: Assumed = ASSUMED) -> OverlapGroup:

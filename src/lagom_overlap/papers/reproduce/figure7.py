@@ -11,6 +11,7 @@ from typing import Final
 
 from lagom_overlap.collective import CommConfig
 from lagom_overlap.cost import ContentionModel
+from lagom_overlap.papers.reproduce.figures import CLUSTERS
 from lagom_overlap.papers.reproduce.ground import (
     ASSUMED,
     Assumed,
@@ -131,7 +132,6 @@ _WHY_BEHIND = (
 
 _HIDDEN: Final = 0.9
 """Of a case's communication: with more of it hidden, computation decides how long the step is."""
-_LETTERS: Final = {"a40_nvlink": "A", "a40_pcie": "B"}
 
 
 def _bounds(bounded: Sequence[Case]) -> str:
@@ -143,7 +143,7 @@ def _bounds(bounded: Sequence[Case]) -> str:
         left = "only contention is left to win" if not exposed else "what is exposed goes at the link's rate already"
         few = f", below {format_percent(_HIDDEN, 0)} in {exposed} of {len(shares)} cases" if exposed else ""
         spanned = f"{100 * min(shares):.0f} to {100 * max(shares):.0f} %"
-        parts.append(f"on {_LETTERS.get(cluster, cluster)} the default hides {spanned} of communication{few}: {left}")
+        parts.append(f"on {CLUSTERS.get(cluster, cluster)} the default hides {spanned} of communication{few}: {left}")
     words = "; ".join(parts)
     return f"{words[:1].upper()}{words[1:]}."
 

@@ -41,7 +41,9 @@ LIMITS: Final = SpaceLimits(
     chunk_bytes=tuple(sorted({chunk_bytes_of_slice(size) for size in _SLICES})),
 )
 _COARSE_CHANNELS: Final = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
+"""Of the 64 numbers of channels those that a descent looks at. Chosen, for its time."""
 _MAX_STEPS: Final = 2000
+"""Bounds a search that does not end by itself. Chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

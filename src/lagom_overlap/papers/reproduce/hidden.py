@@ -34,10 +34,15 @@ from lagom_overlap.workload import Iteration
 from lagom_overlap.workload.models import load_model
 
 MICRO_BATCHES: Final = (1, 2, 3, 4, 6, 8)
+"""Sequences: the notes give no number."""
 NETWORK_BYTES_PER_S: Final = 50 * GB_PER_S
+"""Per GPU: the notes' 400 Gb/s."""
 STAGES: Final = 4
+"""The notes', as the next two (`workloads.megatron_notes`)."""
 LAYERS: Final = 20
+"""80 layers over four stages."""
 DATA: Final = 4
+"""64 GPUs, tensor 4, pipeline 4."""
 _TAKEN: Final = "the model, degrees, sequence length and the network's 50 GB/s"
 TENSOR_S, DATA_S, PIPELINE_S, COMPUTE_S, CLAIMED_S = 2.8, 11.2, 0.08, 8.0, 10.61
 """The 70B table's durations without overlap, and the total that it claims with overlap."""

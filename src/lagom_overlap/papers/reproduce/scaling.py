@@ -27,9 +27,13 @@ from lagom_overlap.workload.models import load_model
 from lagom_overlap.workload.parallel import ParallelLayout
 
 GPUS: Final = (16, 32, 64, 128, 256, 512, 1024)
+"""The notes' range, doubled."""
 TENSOR: Final = 4
+"""The notes'."""
 STRONG_SEQUENCES: Final = 1024
+"""The batch of strong scaling: 16 a replica on 1,024 GPUs, as in weak scaling. Chosen; the notes give none."""
 MICRO_BATCHES_PER_STAGE: Final = 4
+"""The notes'."""
 SPEEDUPS: Final[Mapping[str, tuple[str, float, float]]] = {
     "gradients": ("Gradient reduction overlapped: speedup", 1.8, 2.0),
     "parameters": ("Parameter gather overlapped: speedup", 1.5, 1.7),

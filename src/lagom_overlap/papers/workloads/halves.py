@@ -12,6 +12,7 @@ from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.ops import CommOp, CompOp, Op
 
 HALVES = (0, 1)
+"""Their numbers."""
 
 
 class HalvesBuilder:

@@ -19,6 +19,7 @@ from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.ops import CommOp, CompOp, Gemm, Op
 
 GRADIENT_BYTES = 4
+"""fp32."""
 
 
 def _append(ops: list[Op], prefix: str, works: Works, deps: tuple[str, ...] = ()) -> str:

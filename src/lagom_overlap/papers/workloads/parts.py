@@ -15,6 +15,7 @@ from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.ops import FLASH_BACKWARD_PASSES, Attention, Gemm, MemoryBound, Work
 
 ELEMENT_BYTES = 2
+"""bf16."""
 
 Works = tuple[tuple[str, Work], ...]
 

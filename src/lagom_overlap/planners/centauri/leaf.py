@@ -54,9 +54,7 @@ def factorisations(size: int, max_dimensions: int = MAX_DIMENSIONS) -> Iterator[
             yield mesh
 
 
-def allowed_meshes(
-    num_ranks: int, num_nodes: int, *, finer_in_node: bool = False, several_outer: bool = False
-) -> list[tuple[int, ...]]:
+def allowed_meshes(num_ranks: int, num_nodes: int, *, several_outer: bool = False) -> list[tuple[int, ...]]:
     """The meshes left for a group that spans that many nodes evenly, ranks in order; normally [nodes, rest].
 
     With `several_outer` nodes may have two axes, [pods, nodes of a pod, rest]: their links are alike, but a ring over
@@ -67,7 +65,7 @@ def allowed_meshes(
         mesh
         for mesh in factorisations(num_ranks)
         if not any(_mixes(mesh, axis, in_node) for axis in range(len(mesh)))
-        and (finer_in_node or _inner_axes(mesh, in_node) <= 1)
+        and _inner_axes(mesh, in_node) <= 1
         and len(mesh) - _inner_axes(mesh, in_node) <= (2 if several_outer else 1)
     ]
 
@@ -119,10 +117,9 @@ class Leaves:
         *,
         chains: bool = True,
         groups: bool = True,
-        max_chunks: int = MAX_CHUNKS,
     ) -> None:
         self._index, self._times, self._num_nodes_of = index, times, num_nodes_of
-        self._chains, self._groups, self._max_chunks = chains, groups, max_chunks
+        self._chains, self._groups = chains, groups
         self.taken: set[str] = set()
         self._known: dict[object, OperationChoice] = {}
 
@@ -135,11 +132,11 @@ class Leaves:
         meshes = self._meshes(comm)
         whole = self._leaf(comm, OperationChoice(Parts.WHOLE), neighbours, free_s, meshes)
         if not comm.collective.kind.traits.is_in_parts:
-            choices = [even(n) for n in range(2, self._max_chunks + 1)]
+            choices = [even(n) for n in range(2, MAX_CHUNKS + 1)]
         else:
             choices = self._choices(meshes)
         if paper:
-            choices = [algorithm_1(self._costs(comm, neighbours, free_s, meshes), max_chunks=self._max_chunks)]
+            choices = [algorithm_1(self._costs(comm, neighbours, free_s, meshes))]
         alike = self._signature(comm, neighbours, free_s)
         if alike in self._known:
             choices = [self._known[alike]]
@@ -162,16 +159,14 @@ class Leaves:
         return comm.collective, neighbours.axis, tuple(chain), round(free_s, _SAME_DIGITS)
 
     def _choices(self, meshes: Sequence[tuple[int, ...]]) -> list[OperationChoice]:
-        choices = [even(n) for n in range(2, self._max_chunks + 1)]
+        choices = [even(n) for n in range(2, MAX_CHUNKS + 1)]
         for mesh in meshes[:1]:
             choices += [
                 OperationChoice(parts, granularity(CollectiveKind.ALL_GATHER, mesh, order))
                 for parts, order in ORDERS.items()
                 if self._chains or parts is not Parts.INTRA_FIRST_FINER
             ]
-            choices += [
-                OperationChoice(Parts.LOOPED, (Fraction(1, n),) * n) for n in (2, 4, 8) if n <= self._max_chunks
-            ]
+            choices += [OperationChoice(Parts.LOOPED, (Fraction(1, n),) * n) for n in (2, 4, 8) if n <= MAX_CHUNKS]
         for mesh in meshes[1:]:
             choices += [
                 OperationChoice(parts, granularity(CollectiveKind.ALL_GATHER, mesh, order), mesh)

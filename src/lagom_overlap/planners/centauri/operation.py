@@ -7,7 +7,7 @@
     cost_inter       inter_s       s      the gather between nodes of one index alone
     inter_size, N1   num_nodes     -
     intra_size, N2   in_node       -
-    MAX_CHUNKS       max_chunks    -
+    MAX_CHUNKS       MAX_CHUNKS    -
 
 Mended as the specification says (planners, section 2.4): the last `else` belongs to the first `if` (nothing is cut
 where everything is hidden); the even number of chunks is rounded up and at least two; one node or one rank a node is
@@ -83,7 +83,7 @@ class OperationCosts:
         return self.num_nodes > 1 and self.in_node > 1
 
 
-def algorithm_1(costs: OperationCosts, *, max_chunks: int = MAX_CHUNKS, printed: bool = False) -> OperationChoice:
+def algorithm_1(costs: OperationCosts, *, printed: bool = False) -> OperationChoice:
     """The paper's closed form."""
     if costs.free_s >= costs.comm_s:
         return OperationChoice(Parts.WHOLE)
@@ -97,9 +97,9 @@ def algorithm_1(costs: OperationCosts, *, max_chunks: int = MAX_CHUNKS, printed:
             parts = Parts.INTRA_FIRST_FINER
         return OperationChoice(parts, granularity(CollectiveKind.ALL_GATHER, mesh, ORDERS[parts]))
     if costs.free_s <= 0:
-        return even(max_chunks)
+        return even(MAX_CHUNKS)
     ratio = costs.comm_s / costs.free_s
-    return even(min(floor(ratio) if printed else max(2, ceil(ratio)), max_chunks))
+    return even(min(floor(ratio) if printed else max(2, ceil(ratio)), MAX_CHUNKS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ for it and what follows, and no block makes the order worse.
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from itertools import pairwise
+from typing import Final
 
 from lagom_overlap.planners.cpsat.no_overlap import Block, solve_block
 from lagom_overlap.planners.cpsat.windows import Ordered, ordered_by_start, solve_window
@@ -20,6 +21,8 @@ from lagom_overlap.planners.schedule.simulate import simulate
 
 BLOCK_SIZE = 50
 """Tasks of a block."""
+_BLOCK_S: Final = 1.0
+"""For the solution of one block; a block without one keeps its order. Chosen, not measured."""
 
 
 class BlockMode(StrEnum):
@@ -36,22 +39,18 @@ def odd_even(
     mode: BlockMode = BlockMode.ISOLATED,
     block_size: int = BLOCK_SIZE,
     num_rounds: int = 4,
-    block_s: float = 1.0,
     deadline: Deadline,
     seed: int = 0,
     on_round: Callable[[int], None] | None = None,
 ) -> tuple[int, ...]:
-    """The best order of issue of all rounds, the first included; `on_round` is told each round's makespan (ticks).
-
-    `block_s` limits the solution of one block; a block without one keeps its order.
-    """
+    """The best order of issue of all rounds, the first included; `on_round` is told each round's makespan (ticks)."""
     one_round = _isolated_round if mode is BlockMode.ISOLATED else _heads_tails_round
     current, best = list(order), list(order)
     shortest = simulate(graph, order).makespan
     for number in range(num_rounds):
         offset = 0 if number % 2 == 0 else block_size // 2
         cuts = [0, *range(offset or block_size, len(current), block_size), len(current)]
-        current = one_round(graph, current, cuts, block_s=block_s, deadline=deadline, seed=seed + number)
+        current = one_round(graph, current, cuts, deadline=deadline, seed=seed + number)
         makespan = simulate(graph, current).makespan
         deadline.spend(OPERATOR_STEPS * len(graph))
         if on_round is not None:
@@ -64,7 +63,7 @@ def odd_even(
 
 
 def _isolated_round(
-    graph: TaskGraph, order: list[int], cuts: Sequence[int], *, block_s: float, deadline: Deadline, seed: int
+    graph: TaskGraph, order: list[int], cuts: Sequence[int], *, deadline: Deadline, seed: int
 ) -> list[int]:
     placed: list[int] = []
     for begin, end in pairwise(cuts):
@@ -72,7 +71,7 @@ def _isolated_round(
         if deadline.left_s > 0 and len(tasks) > 1:
             hint, upper = _in_order(graph, tasks)
             block = Block(tasks=tuple(tasks), upper=upper, hint=hint)
-            solved = solve_block(graph, block, deadline=deadline.within(block_s), seed=seed)
+            solved = solve_block(graph, block, deadline=deadline.within(_BLOCK_S), seed=seed)
             if solved is not None:
                 tasks = ordered_by_start(graph, tasks, dict(solved.starts))
         placed += tasks
@@ -92,12 +91,12 @@ def _in_order(graph: TaskGraph, tasks: Sequence[int]) -> tuple[dict[int, int], i
 
 
 def _heads_tails_round(
-    graph: TaskGraph, order: list[int], cuts: Sequence[int], *, block_s: float, deadline: Deadline, seed: int
+    graph: TaskGraph, order: list[int], cuts: Sequence[int], *, deadline: Deadline, seed: int
 ) -> list[int]:
     ordered = Ordered.of(graph, order)
     for begin, end in pairwise(cuts):
         if deadline.left_s <= 0:
             break
         if end - begin > 1 and ordered.is_critical(begin, end):
-            ordered = solve_window(ordered, begin, end, deadline=deadline.within(block_s), seed=seed) or ordered
+            ordered = solve_window(ordered, begin, end, deadline=deadline.within(_BLOCK_S), seed=seed) or ordered
     return ordered.order

@@ -39,9 +39,7 @@ class Solved:
     bound: int
 
 
-def solve_block(
-    graph: TaskGraph, block: Block, *, deadline: Deadline, num_workers: int = NUM_WORKERS, seed: int = 0
-) -> Solved | None:
+def solve_block(graph: TaskGraph, block: Block, *, deadline: Deadline, seed: int = 0) -> Solved | None:
     """The best schedule of a block found until the deadline; None if none was found within `block.upper`."""
     model = cp_model.CpModel()
     starts: dict[int, cp_model.IntVar] = {}
@@ -65,7 +63,7 @@ def solve_block(
     for task, start in block.hint.items():
         model.add_hint(starts[task], start)
     model.minimize(objective)
-    solver = new_solver(deadline, num_workers=num_workers, seed=seed)
+    solver = new_solver(deadline, num_workers=NUM_WORKERS, seed=seed)
     if not solve(solver, model, deadline):
         return None
     makespan, bound = round(solver.objective_value), round(solver.best_objective_bound)

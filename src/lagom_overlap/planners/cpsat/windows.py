@@ -7,6 +7,7 @@ duration + tail then minimises the makespan of the whole order with the rest of 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from lagom_overlap.planners.cpsat.no_overlap import Block, solve_block
 from lagom_overlap.planners.deadline import OPERATOR_STEPS, Deadline
@@ -115,13 +116,17 @@ def ordered_by_start(graph: TaskGraph, tasks: Sequence[int], starts: dict[int, i
     return sorted(tasks, key=lambda task: (starts[task], graph.resource[task] == 0, place[task]))
 
 
+_MAX_SIZE: Final = 150
+"""Operators of the largest window. Chosen, not measured."""
+_WINDOW_S: Final = 1.0
+"""For the solution of one window. Chosen, not measured."""
+
+
 def improve_by_windows(
     graph: TaskGraph,
     incumbent: Incumbent,
     *,
     size: int = 60,
-    max_size: int = 150,
-    window_s: float = 1.0,
     seed: int = 0,
 ) -> None:
     """Window after window over the whole order, until time is up or nothing is left to gain (tier T3).
@@ -134,26 +139,24 @@ def improve_by_windows(
     offset, dull = 0, 0
     while not incumbent.is_done:
         before = ordered.schedule.makespan
-        ordered = _one_round(ordered, incumbent, offset=offset, size=size, window_s=window_s, seed=seed)
+        ordered = _one_round(ordered, incumbent, offset=offset, size=size, seed=seed)
         dull = 0 if ordered.schedule.makespan < before else dull + 1
-        if dull >= 2 and size >= min(max_size, len(graph)):
+        if dull >= 2 and size >= min(_MAX_SIZE, len(graph)):
             return
         if dull >= 2:
-            size, dull = min(max_size, size * 3 // 2), 0
+            size, dull = min(_MAX_SIZE, size * 3 // 2), 0
         offset = 0 if offset else size // 2
         seed += 1
 
 
-def _one_round(
-    ordered: Ordered, incumbent: Incumbent, *, offset: int, size: int, window_s: float, seed: int
-) -> Ordered:
+def _one_round(ordered: Ordered, incumbent: Incumbent, *, offset: int, size: int, seed: int) -> Ordered:
     for begin in range(-offset, len(ordered.order), size):
         if incumbent.is_done:
             break
         first, last = max(0, begin), begin + size
         if not ordered.is_critical(first, last):
             continue
-        solved = solve_window(ordered, first, last, deadline=incumbent.deadline.within(window_s), seed=seed)
+        solved = solve_window(ordered, first, last, deadline=incumbent.deadline.within(_WINDOW_S), seed=seed)
         if solved is not None:
             ordered = solved
             incumbent.offer(solved.schedule, f"windows of {size}")

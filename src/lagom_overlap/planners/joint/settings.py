@@ -19,8 +19,9 @@ from lagom_overlap.planners.joint.contended import CommClass, Contended, Issued,
 from lagom_overlap.units import KIB, MIB
 
 CHANNELS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+"""Numbers of channels that are tried of each call; growing by 4/3 to 2. Chosen."""
 CHUNKS: Final = (128 * KIB, 512 * KIB, 2 * MIB)
-"""What is tried of each call. Chosen: as `tune` offers them by default, but few chunks."""
+"""Chunks that are tried: a small, a middle one, and the largest that `tune` offers. Chosen, for the planner's time."""
 LEAST_GAIN: Final = 1e-6
 """A smaller relative gain is none."""
 REACH: Final = 2

@@ -103,6 +103,7 @@ _FORWARD_SLOTS = {(0, False): 1, (0, True): 3, (1, False): 6, (1, True): 7, (2, 
 """(exchanges of the layer's forward issued before, is an exchange) -> launch slot."""
 _BACKWARD_SLOTS = {(0, False): 0, (0, True): 0, (1, False): 2, (1, True): 5, (2, False): 8}
 _EXPERT_WEIGHTS, _OTHER_WEIGHTS = 4, 9
+"""Launch slots of weight gradients: the experts', and the others', behind all else of the pair."""
 _SLOTS = 10
 """Places between two steps, so that an operator can be put before or behind one."""
 

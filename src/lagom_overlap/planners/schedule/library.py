@@ -13,6 +13,7 @@ from lagom_overlap.planners.schedule.graph import Schedule, TaskGraph
 
 LIBRARY_NAME: Final = "liblagom_list_schedule.so"
 VERSION: Final = 2
+"""LLS_VERSION of csrc: a library of another version is refused."""
 
 
 class _Graph(ctypes.Structure):

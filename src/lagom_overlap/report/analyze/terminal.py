@@ -31,16 +31,15 @@ from lagom_overlap.report.fitted import WIDTH, Fitted, to_type
 from lagom_overlap.report.what_if import what_if_parts
 from lagom_overlap.results.analyze import AnalyzeResult
 
-MAX_RANKS: Final = 8
-"""Rows of a table, here and below, so that an analysis fits a screen or two; the page has more."""
-MAX_COLLECTIVES: Final = 6
-MAX_PARTS: Final = 8
-MAX_CLASSES: Final = 5
-MAX_ADVICE: Final = 5
-MAX_WARNINGS: Final = 4
-MAX_KINDS: Final = 4
-MAX_CHANGES: Final = 5
-"""Rows of the tables, so that a screen holds the answer; `--json` has all."""
+# Rows of the tables: chosen so that a screen or two hold the answer; the page and `--json` have all.
+MAX_RANKS: Final = 8  # a node's
+MAX_COLLECTIVES: Final = 6  # half as many where another run is compared
+MAX_PARTS: Final = 8  # phases and groups
+MAX_CLASSES: Final = 5  # of kernels, and half as many
+MAX_ADVICE: Final = 5  # the most worth first
+MAX_WARNINGS: Final = 4  # or five, rather than four and "one more"
+MAX_KINDS: Final = 4  # of changes between two runs
+MAX_CHANGES: Final = 5  # of single collectives and kernels
 _NAME: Final = 32
 """Characters of a name that are always shown, on as many lines as it takes: a file's name is told by its beginning."""
 _RAGGED: Final = 12

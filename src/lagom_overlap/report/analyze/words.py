@@ -205,6 +205,11 @@ def rank_cells(result: AnalyzeResult) -> list[tuple[str, ...]]:
     return rows
 
 
+def _count(number: float) -> str:
+    """A count per step, which need not be whole."""
+    return f"{number:.3g}" if number < 1000 else f"{number:.0f}"
+
+
 def part_cells(result: AnalyzeResult) -> list[tuple[str, ...]]:
     """One row per phase, process group and wire, where there are two of them to compare; per step."""
     num, step_ns = _num_windows(result), _step_ns(result)
@@ -212,7 +217,7 @@ def part_cells(result: AnalyzeResult) -> list[tuple[str, ...]]:
     return [
         (
             f"{part.by} {part.name}" if part.by == GROUP else part.name,
-            f"{part.num_calls / num:.3g}",
+            _count(part.num_calls / num),
             _shared(part.compute_ns / num, step_ns) if part.by == PHASE else _NONE,
             _shared(part.comm_ns / num, step_ns),
             _shared(part.exposed_ns / num, step_ns),
@@ -233,7 +238,7 @@ def collective_cells(result: AnalyzeResult, only: str | None = None) -> list[tup
     return [
         (
             collective_text(row.key, only),
-            f"{row.count / num:.3g}",
+            _count(row.count / num),
             _shared(row.total_ns / num, step_ns),
             _shared(row.exposed_ns / num, step_ns) if _is_timed(result) else _NONE,
             _shared(blame.get(row.key, 0.0) / num, step_ns) if _is_timed(result) else _NONE,

@@ -33,6 +33,7 @@ MIN_PAD = 0.05
 MOST_COLOURED = 2.0
 """The colour scale ends at that many times the shortest makespan, so that those near the shortest can be told apart."""
 _GROUND_STEPS = 40
+"""Cells of a side of the coloured ground. Chosen: fine enough to look even, 1,600 numbers in the page."""
 _SYMBOLS = {ENGINE_DEFAULT: "square-open", "fixed_min": "triangle-down-open", "fixed_max": "triangle-up-open"}
 _Range = tuple[float, float]
 

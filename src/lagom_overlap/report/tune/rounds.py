@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from statistics import median
+from typing import Final
 
 import plotly.graph_objects as go
 
@@ -17,6 +18,11 @@ FAR_ABOVE = 1.5
 would be one point."""
 
 _ROW_PX, _FRAME_PX = 58, 76
+"""Pixels of a contender, and of the axis. Chosen by eye."""
+
+
+_LABEL: Final = 20
+"""Characters of a line of a label. Chosen by eye."""
 
 
 def _order(verdict: Verdict, arms: set[str]) -> list[str]:
@@ -31,14 +37,14 @@ def _jitter(num: int) -> list[float]:
     return [((index * 5) % 7 - 3) / 24 for index in range(num)]
 
 
-def _wrapped(text: str, width: int = 20) -> str:
+def _wrapped(text: str) -> str:
     """A label on several lines."""
     lines = [""]
     for word in text.split(" "):
-        if lines[-1] and len(lines[-1]) + len(word) + 1 > width:
+        if lines[-1] and len(lines[-1]) + len(word) + 1 > _LABEL:
             lines.append("")
         lines[-1] = f"{lines[-1]} {word}".strip()
-    return "<br>".join(label(line, width + 6) for line in lines[:3])
+    return "<br>".join(label(line, _LABEL + 6) for line in lines[:3])
 
 
 def ratio_figure(result: TuneResult, verdict: Verdict) -> go.Figure | None:

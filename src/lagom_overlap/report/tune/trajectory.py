@@ -30,6 +30,7 @@ LOG_ABOVE = 4.0
 """Makespans whose largest is that many times the smallest are shown on a logarithmic axis."""
 
 _TOP_PX, _ROW_PX, _FRAME_PX = 240, 120, 110
+"""Pixels of the times, of a knob below them, and of the frame. Chosen by eye."""
 
 
 def trajectory_figure(result: TuneResult, history: GroupHistory) -> go.Figure | None:

@@ -11,6 +11,7 @@ from lagom_overlap.nccl_plugin.library import load_library
 
 LIBRARY_NAME: Final = "liblagom_search.so"
 VERSION: Final = 3
+"""LS_VERSION of csrc: a library of another version is refused."""
 
 _INT, _REAL, _POINTER = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
 

@@ -88,16 +88,19 @@ def lattice_of(space: ConfigSpace, default: CommConfig, kinds: Sequence[Implemen
     )
 
 
-def distances(lattice: Lattice, reach_channels: float = log(2.0), reach_chunk: float = log(3.0)) -> Floats:
-    """Squared distances between all places in units of the reaches; another implementation is far."""
-    channels, chunks = np.log(lattice.channels) / reach_channels, np.log(lattice.chunk_bytes) / reach_chunk
+def distances(lattice: Lattice) -> Floats:
+    """Squared distances between all places; twice the channels, or three times the chunk, are one apart.
+
+    Another implementation is far. All three were chosen.
+    """
+    channels, chunks = np.log(lattice.channels) / log(2.0), np.log(lattice.chunk_bytes) / log(3.0)
     apart = np.subtract.outer(channels, channels) ** 2 + np.subtract.outer(chunks, chunks) ** 2
     return np.asarray(apart + 4.0 * (lattice.kind[:, None] != lattice.kind[None, :]))
 
 
-def step_likeness(lattice: Lattice, reach_channels: float = 5.0) -> Floats:
-    """How alike computations with unknown waves are at two places: exp(-distance), in channels over the reach."""
-    return np.asarray(np.exp(-np.abs(np.subtract.outer(lattice.channels, lattice.channels)) / reach_channels))
+def step_likeness(lattice: Lattice) -> Floats:
+    """How alike computations with unknown waves are at two places: exp(-distance in channels / 5). The 5 was chosen."""
+    return np.asarray(np.exp(-np.abs(np.subtract.outer(lattice.channels, lattice.channels)) / 5.0))
 
 
 def is_made_by_host(lattice: Lattice) -> bool:

@@ -18,8 +18,9 @@ from lagom_overlap.workload.streams import ALL_GATHER, ALL_GATHER_COPY_IN
 
 GATHER_STREAMS: Final = (ALL_GATHER_COPY_IN, ALL_GATHER)
 FORWARD_PREFETCH: Final = 0
+"""Modules that FSDP2 unshards ahead in the forward, where it is told nothing."""
 BACKWARD_PREFETCH: Final = 1
-"""Modules that one unshards behind its own copy-out, where FSDP2 is told nothing."""
+"""In the backward: one, behind the copy-out of its own."""
 
 
 class Gathering(Protocol):

@@ -14,10 +14,8 @@ from lagom_overlap.workload.fsdp2.hooks import GATHER_STREAMS, GatherHooks, awai
 from lagom_overlap.workload.fsdp2.reduced import casts_behind, in_param_dtype
 from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
 from lagom_overlap.workload.fsdp2.visits import Visit, visits_of
-from lagom_overlap.workload.ops import data_deps
+from lagom_overlap.workload.ops import BACKWARD_PHASES, data_deps
 from lagom_overlap.workload.streams import COMPUTE, REDUCE_SCATTER
-
-_BACKWARD = (Phase.BACKWARD, Phase.WEIGHT_GRAD, Phase.RECOMPUTE)
 
 
 def reissued(flow: Iteration, issued: Iteration, settings: Fsdp2Settings) -> Iteration:
@@ -208,7 +206,7 @@ class _Reissue:
         """The waits that an operator keeps, for reductions as there are buffers."""
         kept = self._kept_waits(op.name)
         num_buffers = self._settings.reduce_buffers
-        if num_buffers == 1 or op.stream != COMPUTE or op.origin.phase not in _BACKWARD:
+        if num_buffers == 1 or op.stream != COMPUTE or op.origin.phase not in BACKWARD_PHASES:
             return tuple(kept)
         waits = []
         for name in kept:

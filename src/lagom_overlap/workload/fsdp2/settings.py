@@ -10,8 +10,9 @@ from lagom_overlap.errors import JobError
 from lagom_overlap.workload.fsdp2.hooks import prefetched
 
 MAX_PREFETCH = 64
+"""Chosen, as the next: a list or queue of more units is a whole model."""
 MAX_REDUCE_BUFFERS = 64
-"""Chosen: a list or queue of more units is a whole model."""
+"""Sets of buffers that reductions may hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

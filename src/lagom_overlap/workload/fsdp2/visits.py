@@ -2,12 +2,10 @@
 
 from dataclasses import dataclass
 
-from lagom_overlap.workload import CommOp, CompOp, Iteration, MemoryBound, Phase
+from lagom_overlap.workload import CommOp, CompOp, Iteration, MemoryBound
 from lagom_overlap.workload.gathers import copies_into
-from lagom_overlap.workload.ops import data_deps
+from lagom_overlap.workload.ops import FORWARD_PHASES, data_deps
 from lagom_overlap.workload.streams import ALL_GATHER, COMPUTE
-
-_FORWARD = (Phase.FORWARD, Phase.LOSS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +66,7 @@ def visits_of(iteration: Iteration) -> tuple[Visit, ...]:
         visit = Visit(
             unit=unit_of(gather),
             batch=gather.origin.microbatch,
-            is_forward=gather.origin.phase in _FORWARD,
+            is_forward=gather.origin.phase in FORWARD_PHASES,
             chain=(*copies, name),
             copied=copied,
         )

@@ -29,14 +29,17 @@ from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.parallel.layout import ParallelLayout, Recompute
 
 MASTER_BYTES: Final = 4
+"""Per parameter: FP32 weights."""
 MOMENT_BYTES: Final = 8
-"""Per parameter: FP32 weights, and AdamW's two moments of them."""
+"""Per parameter: AdamW's two moments, in FP32."""
 WORKSPACE_BYTES: Final = 32 * MIB
 """cuBLAS's on Hopper (`CUDABlas.cpp`: 4096 KiB eight times); elsewhere it is 8 MiB, which changes nothing."""
 NUM_JOBS: Final = 37
+"""Jobs of `benchmarks/memory_accuracy.py`."""
 WORST_ALLOCATED: Final = 0.06
+"""The worst error of theirs, rounded up."""
 WORST_RESERVED: Final = 0.08
-"""Jobs of `benchmarks/memory_accuracy.py`, and their worst errors, rounded up."""
+"""The same of what the allocator reserved."""
 _CACHED: Final = (10, 4, 4)
 """What PyTorch keeps beyond what is allocated, in bytes per parameter of a layer that FSDP2 gathers and reduces, per
 logit, and per parameter that a GPU updates. Fitted on those 37 jobs (9.7, 3.7, 3.8; by left-out jobs 3.3 % in the mean,

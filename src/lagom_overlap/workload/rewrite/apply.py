@@ -30,7 +30,7 @@ from lagom_overlap.workload.rewrite.steps import (
     Substitution,
 )
 
-_NEEDS = {
+REPLACED = {
     Substitution.REDUCE_SCATTER_ALL_GATHER: CollectiveKind.ALL_REDUCE,
     Substitution.REDUCES: CollectiveKind.REDUCE_SCATTER,
     Substitution.BROADCASTS: CollectiveKind.ALL_GATHER,
@@ -44,9 +44,9 @@ def apply_substitute(draft: Draft, step: Substitute) -> None:
         JobError: if the collective is of another kind, or holds fewer bytes than ranks.
     """
     comm = draft.comm(step.comm)
-    if comm.collective.kind is not _NEEDS[step.into]:
+    if comm.collective.kind is not REPLACED[step.into]:
         raise JobError(
-            f"{comm.name}: is {comm.collective.kind}, only {_NEEDS[step.into]} can be replaced by {step.into}"
+            f"{comm.name}: is {comm.collective.kind}, only {REPLACED[step.into]} can be replaced by {step.into}"
         )
     if step.into is Substitution.REDUCE_SCATTER_ALL_GATHER:
         draft.replace({comm.name: _two(comm)})

@@ -17,11 +17,9 @@ from typing import Final, NamedTuple
 from lagom_overlap.hardware import Cluster
 from lagom_overlap.workload.issued import IssuedStep, ops_on_nodes
 from lagom_overlap.workload.iteration import Buffer, Iteration
-from lagom_overlap.workload.ops import CommOp, CompOp, Op, Origin, Phase
+from lagom_overlap.workload.ops import BACKWARD_PHASES, CommOp, CompOp, Op, Origin, Phase
 from lagom_overlap.workload.rewrite.pieces import output_bytes
 from lagom_overlap.workload.sharding import ShardSpec, TensorUse
-
-_LATER = (Phase.BACKWARD, Phase.WEIGHT_GRAD, Phase.RECOMPUTE)
 
 EARLIER: Final = "@earlier."
 """What the names of a layer's operators in the micro-batch before begin with, within it."""
@@ -172,7 +170,7 @@ def _buffers(ops: Sequence[Op], gathered: frozenset[str]) -> tuple[Buffer, ...]:
     for op in ops:
         for dep in op.deps:
             users[dep].append(op.name)
-        if op.origin.phase in _LATER:
+        if op.origin.phase in BACKWARD_PHASES:
             late.update(op.deps)
     return tuple(
         Buffer(name=f"{op.name}.kept", num_bytes=output_bytes(op), maker=op.name, users=tuple(users[op.name]))
