@@ -38,7 +38,7 @@ from programs import Program, drawn, drawn_fresh, program_of  # noqa: E402
 
 FRESH_MODES = ("launched", "route", "saved", "launched", "observe", "online")
 """Ways of fresh jobs with us, in turn."""
-GENERATOR = 10
+GENERATOR = 11
 """Counts of programs are told apart by what drew them."""
 
 Line = dict[str, Any]

@@ -49,6 +49,9 @@ class Watch(Protocol):
     def close(self) -> None:
         """The job ends, or wants no more of it."""
 
+    def end(self) -> None:
+        """The job has ended on all ranks, and another one follows in the same process groups."""
+
 
 class Stock:
     """The job alone."""
@@ -65,6 +68,9 @@ class Stock:
         return contextlib.nullcontext()
 
     def close(self) -> None:
+        pass
+
+    def end(self) -> None:
         pass
 
 
@@ -519,6 +525,7 @@ def run(program: Program, watch: Watch, *, catches: bool = True, records: list[R
         watch.close()
         job.end()
         if catches:
+            watch.end()
             for group in [g for g in dist.distributed_c10d._world.pg_map if g not in groups]:
                 if group.group_name not in KEPT_GROUPS:
                     dist.destroy_process_group(group)

@@ -17,6 +17,8 @@ STEPS = {"online": 70, "launched": 70, "relaunched": 14, "observe": 8}
 """Enough to search, or to watch and check what is saved; 7 in other modes."""
 BY_HAND = frozenset({"route", "sibling"})
 """Modes that switch at steps with numbers, which all ranks have to come to."""
+BRIEF = frozenset({"route", "sibling", "saved"})
+"""Modes in which wide models run: a search would cut each of their messages into a thousand slices."""
 LEAVING = frozenset({"join_all", "leaves"})
 UNEQUAL = LEAVING | {"skips", "repeats", "scaler", "local", "extra", "raise_alone", "mode"}
 """Features of one rank: its steps are not those of the others."""
@@ -110,7 +112,11 @@ def drawn(seed: int, num_ranks: int, *, mode: str | None = None, family: str | N
         mode=mode,
         family=family,
         num_steps=num_steps,
-        features=tuple(feature for feature in features if not _is_wrong_alone(feature, features, family)),
+        features=tuple(
+            feature
+            for feature in features
+            if not _is_wrong_alone(feature, features, family) and not (feature == ("wide",) and mode not in BRIEF)
+        ),
     )
 
 

@@ -148,6 +148,14 @@ def setting_of(key: Any, salt: str) -> CommConfig:
     return CommConfig(num_channels=rng.choice([1, 2, 3]), chunk_bytes=rng.choice([1, 4, 16]) * least)
 
 
+def end_lease(tuner: OnlineTuner | None) -> None:
+    """As when a job destroys its groups: the calls for which a setting was still lent will not come."""
+    route = getattr(tuner, "_collectives", None)
+    if isinstance(route, gloo.GlooRoute) and route._is_closed:
+        route._table = ConfigTable({})
+        route._end_if_over()
+
+
 class Tuned(WithUs):
     """`OnlineTuner`, searching, or with settings of an earlier run."""
 
@@ -158,9 +166,9 @@ class Tuned(WithUs):
         self.states: set[str] = set()
 
     def on_model(self, model: nn.Module, optimizer: Any) -> None:
-        adapters = adapters_of(self._program, model)
+        self._adapters = adapters_of(self._program, model)
         options = options_of(self._program)
-        self._tuner = OnlineTuner(model, optimizer, config=self._config, adapters=adapters, **options)
+        self._tuner = OnlineTuner(model, optimizer, config=self._config, adapters=self._adapters, **options)
 
     @contextlib.contextmanager
     def step(self, number: int) -> Iterator[None]:
@@ -179,9 +187,12 @@ class Tuned(WithUs):
             self._tuner.close()
             # Named functions stay routed until the window ends; here the next job follows at once, on all ranks.
             route = getattr(self._tuner, "_collectives", None)
-            if route is not None and "calls" in adapters_of(self._program, self._tuner.model):
+            if route is not None and "calls" in self._adapters:
                 route.close()
         self._stats = {"states": sorted(self.states), "reason": getattr(self, "reason", "")}
+
+    def end(self) -> None:
+        end_lease(self._tuner)
 
 
 class Launched(WithUs):
@@ -203,6 +214,9 @@ class Launched(WithUs):
         launch_session.OnlineTuner = OnlineTuner  # type: ignore[misc]
         lines = [json.loads(line) for line in self._events.read_text().splitlines()] if self._events.exists() else []
         self._stats = {"states": sorted({line["state"] for line in lines if "state" in line})}
+
+    def end(self) -> None:
+        end_lease(getattr(self._rank._session, "_tuner", None))
 
 
 class _Unmeasured:

@@ -23,6 +23,13 @@ def stand(state: SwitchState, **more: object) -> Stand:
     return Stand(**{"state": state, "is_on_gloo": True, **given, **more})
 
 
+def test_a_search_that_the_job_cut_off_is_begun_again_as_it_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAGOM_RUN_TUNER", "lagom")
+    monkeypatch.setenv("LAGOM_RUN_ADAPTERS", "ddp,calls")
+    ending = of_tuning(stand(SwitchState.SEARCH), Path("a"), "python t.py")
+    assert ending.next_line.startswith("lagom run --online --tuner lagom --adapters ddp,calls -- python t.py")
+
+
 @pytest.mark.parametrize(
     ("at", "found", "next_line"),
     [
@@ -34,7 +41,11 @@ def stand(state: SwitchState, **more: object) -> Stand:
             "nothing is decided",
             "lagom run --online -- python t.py    # with more steps",
         ),
-        (stand(SwitchState.OFF, has_model=False), "nothing was tuned", "lagom run --observe -- python t.py"),
+        (
+            stand(SwitchState.OFF, has_model=False),
+            "nothing was tuned",
+            "lagom run --online --adapters calls -- python t.py",
+        ),
     ],
 )
 def test_every_end_has_a_result_a_reason_and_a_line_to_type(at: Stand, found: str, next_line: str) -> None:

@@ -8,9 +8,11 @@ from torch import distributed as dist  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
+from lagom_overlap.export.saved import GLOO_ADAPTERS  # noqa: E402
 from lagom_overlap.online.adapters import ddp  # noqa: E402
 from lagom_overlap.online.adapters.base import say_once  # noqa: E402
 from lagom_overlap.online.adapters.ddp import DdpAdapter, hook_of  # noqa: E402
+from lagom_overlap.online.adapters.gloo import ADAPTERS  # noqa: E402
 from lagom_overlap.online.routes.gloo import GlooRoute  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -55,3 +57,7 @@ def test_gradients_in_views_of_their_buckets_are_left_to_ddp(model, caplog):
         caplog,
         "gradient_as_bucket_view: DDP itself scales each gradient, also in a pass that ends early",
     )
+
+
+def test_the_adapters_that_can_be_named_are_those_that_there_are():
+    assert tuple(ADAPTERS) == GLOO_ADAPTERS

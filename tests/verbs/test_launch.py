@@ -345,6 +345,20 @@ def test_online_tuning_searches_with_the_tuner_that_is_named(tmp_path, plugin_li
         request(tmp_path, RunMode.OBSERVE, tuner="lagom")
 
 
+def test_adapters_that_are_named_reach_the_ranks_and_those_of_saved_settings_do_with_them(tmp_path, plugin_library):
+    made = prepare(request(tmp_path, RunMode.ONLINE, adapters=("calls",)), environment())
+    assert made.environment["LAGOM_RUN_ADAPTERS"] == "calls"
+    saved = saved_settings(tmp_path / "saved.json", route="gloo", adapters=("calls",))
+    for mode in (RunMode.FIXED, RunMode.ONLINE, RunMode.PROVE):
+        (tmp_path / mode).mkdir()
+        made = prepare(request(tmp_path / mode, mode, config=saved), environment())
+        assert made.environment["LAGOM_RUN_ADAPTERS"] == "calls"
+    with pytest.raises(UnknownNameError, match=r"adapter.*'call'.*calls"):
+        request(tmp_path, RunMode.ONLINE, adapters=("call",))
+    with pytest.raises(JobError, match="--adapters has no meaning without --online"):
+        request(tmp_path, RunMode.OBSERVE, adapters=("calls",))
+
+
 def test_online_tuning_compares_the_tuners_that_are_named(tmp_path, plugin_library):
     made = prepare(request(tmp_path, RunMode.ONLINE, compare=("lagom", "autoccl")), environment())
     assert launch_session.options_of("online", made.environment).compare == ("lagom", "autoccl")

@@ -363,6 +363,14 @@ def _run(verbs: Verbs) -> None:
         "the default; only that of --tuner may be adopted",
     )
     parser.add_argument(
+        "--adapters",
+        type=names,
+        default=(),
+        metavar="NAMES",
+        help="what to tune on gloo (with --online), separated by commas: fsdp2, ddp, or calls, which are those of "
+        "torch.distributed that the job itself makes (default: fsdp2 or ddp, whichever fits the model)",
+    )
+    parser.add_argument(
         "--job-steps",
         type=job_steps,
         metavar="N",

@@ -49,6 +49,7 @@ def _request(arguments: argparse.Namespace) -> LaunchRequest:
         job_steps=arguments.job_steps,
         num_pairs=arguments.pairs,
         compare=arguments.compare,
+        adapters=arguments.adapters,
         out=arguments.out,
     )
 

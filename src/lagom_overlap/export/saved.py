@@ -6,7 +6,7 @@
                    "config": {"num_channels": 4, "chunk_bytes": 2097152, ...}}],
      "cycles": [{"description": "fsdp", "num_ranks": 2, "creation_order": 0,
                  "calls": [["all_gather", 8388608], ["all_gather", 8388608], ["reduce_scatter", 8388608]]}],
-     "size_octaves": 0, "engine": "ProcessGroupGloo of torch 2.13", "verdict": "...", "date": "..."}
+     "size_octaves": 0, "adapters": [], "engine": "ProcessGroupGloo of torch 2.13", "verdict": "...", "date": "..."}
 
 Where `size_octaves` is not 0, a size stands for its class, so many octaves wide (`collective.size_class`).
 Communicators stand by their role, so the file fits every rank. Its cycles are the calls of a step in their order, by
@@ -21,7 +21,7 @@ import msgspec
 
 from lagom_overlap.collective.sites import RoleCycle, SiteSetting
 from lagom_overlap.collective.size_class import WIDTHS
-from lagom_overlap.errors import BundleError, LagomError
+from lagom_overlap.errors import BundleError, JobError, LagomError, UnknownNameError
 from lagom_overlap.nccl_plugin.table_layout import (
     GRAIN_BYTES,
     MAX_BYTES,
@@ -38,6 +38,8 @@ VERSION: Final = 3
 GLOO_ROUTE: Final = "gloo"
 """The route of settings that are slices of gloo's engine, which mean nothing to NCCL."""
 NCCL_ROUTES: Final = ("plugin", "sibling")
+GLOO_ADAPTERS: Final = ("fsdp2", "ddp", "calls")
+"""What brings collectives to the route of gloo: a framework's, or those that the job itself calls."""
 SETTINGS_NAME: Final = "settings.json"
 """In the folder of a `lagom run --online`."""
 _MAX_BYTES: Final = 64 << 20
@@ -71,6 +73,7 @@ class SavedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     `verdict` says in words how they were judged, `route` how they reached the collectives, `engine` what made the
     communicators (`engine_in_use`): another one may make them in another order, and settings go by that order.
+    `adapters` are those that were named, by which settings reach their calls on gloo; none: those that fit the model.
     """
 
     format: str = FORMAT
@@ -81,6 +84,7 @@ class SavedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     settings: tuple[SiteSetting, ...]
     cycles: tuple[RoleCycle, ...] = ()
     size_octaves: int = 0
+    adapters: tuple[str, ...] = ()
     engine: str = ""
     verdict: str
     date: str
@@ -116,7 +120,7 @@ def read_saved(path: Path, *, world_size: int | None = None, engine: str | None 
         )
     try:
         _check_numbers(saved)
-    except ValueError as error:
+    except (ValueError, LagomError) as error:
         raise BundleError(f"the settings {str(path)!r} are damaged: {error}") from None
     if world_size is not None and (refusal := other_world(str(path), saved.world_size, world_size)):
         raise BundleError(refusal)
@@ -125,12 +129,27 @@ def read_saved(path: Path, *, world_size: int | None = None, engine: str | None 
     return saved
 
 
+def check_adapters(names: Sequence[str]) -> None:
+    """Refuses an adapter that does not exist, or is named twice.
+
+    Raises:
+        UnknownNameError: if there is none of a name.
+        JobError: if one is named twice.
+    """
+    for name in names:
+        if name not in GLOO_ADAPTERS:
+            raise UnknownNameError.among("adapter", name, GLOO_ADAPTERS)
+    if len(set(names)) < len(names):
+        raise JobError(f"adapters are {', '.join(names)}; allowed: each once")
+
+
 def _check_numbers(saved: SavedSettings) -> None:
     if saved.size_octaves not in WIDTHS:
         raise ValueError(f"size_octaves is {saved.size_octaves}, must be one of {', '.join(map(str, WIDTHS))}")
     _check_range("world_size", saved.world_size, 1, MAX_WORLD)
     if saved.is_adopted is not bool(saved.settings):
         raise ValueError(f"is_adopted is {str(saved.is_adopted).lower()}, but it has {len(saved.settings)} settings")
+    check_adapters(saved.adapters)
     _check_once("settings", [setting.site for setting in saved.settings], "call")
     _check_once("cycles", [(c.description, c.num_ranks, c.creation_order) for c in saved.cycles], "communicator")
     num_listed, roles = 0, set()

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from lagom_overlap.export.run_variables import COMMAND_VARIABLE
+from lagom_overlap.export.run_variables import (
+    ADAPTERS_VARIABLE,
+    COMMAND_VARIABLE,
+    COMPARE_VARIABLE,
+    JOB_STEPS_VARIABLE,
+    TUNER_VARIABLE,
+)
 from lagom_overlap.online.options import OnlineOptions
 from lagom_overlap.online.ranks.messages import SETTLED, SwitchState
 from lagom_overlap.record import describe_machine, emulated_by, package_versions, utc_now
@@ -22,6 +28,13 @@ if TYPE_CHECKING:  # the rank that wrote a proof loads it
 
 BY_RESTARTS: Final = "--restarts 6"
 """What proves the same where the running job cannot be judged, with the least number of pairs."""
+_FLAGS: Final = (
+    ("--tuner", TUNER_VARIABLE),
+    ("--compare", COMPARE_VARIABLE),
+    ("--adapters", ADAPTERS_VARIABLE),
+    ("--job-steps", JOB_STEPS_VARIABLE),
+)
+"""What was asked for with --online, and where the launcher left it."""
 _ENDED: Final = (*SETTLED, SwitchState.OFF, SwitchState.FROZEN)
 """States in which nothing more is tried or judged."""
 
@@ -65,9 +78,11 @@ def of_tuning(stand: Stand, folder: Path, command: str) -> Conclusion:
         why = "no step of a model with parameters to train was seen in this job"
         if stand.is_on_gloo:
             why = (
-                "no module that FSDP2 or DDP wraps made a step; collectives that DTensor or the job itself calls are "
-                "out of reach on gloo, but for those of OnlineTuner(model, adapters=['calls'])"
+                "no module that FSDP2 or DDP wraps made a step; on gloo DTensor's collectives are out of reach, and "
+                "those that the job itself calls are tuned if asked for"
             )
+            calls = f"lagom run --online --adapters calls -- {command}"
+            return Conclusion("nothing was tuned", why, f"{calls}    # where the job calls torch.distributed itself")
         return Conclusion("nothing was tuned", why, f"{again}    # says which collectives the job calls")
     where = shlex.quote(str(folder))
     if stand.state in SETTLED and stand.num_settings:
@@ -87,9 +102,13 @@ def of_tuning(stand: Stand, folder: Path, command: str) -> Conclusion:
     if stand.num_saved:  # steps became slower, and it tuned again
         found = f"{_sites(stand.num_saved)} set in the saved settings, of the search before; the last one is undecided"
         return Conclusion(found, why, f"lagom run --prove {where} -- {command}")
-    return Conclusion(
-        "nothing is decided, nothing was saved", why, f"lagom run --online -- {command}    # with more steps"
-    )
+    return Conclusion("nothing is decided, nothing was saved", why, f"{_as_asked(command)}    # with more steps")
+
+
+def _as_asked(command: str, environment: Mapping[str, str] = os.environ) -> str:
+    """The line that began this tuning."""
+    flags = [f"{flag} {shlex.quote(environment[name])}" for flag, name in _FLAGS if environment.get(name)]
+    return " ".join(["lagom run --online", *flags, "--", command])
 
 
 def of_proof(stand: Stand, check: "Check | None", *, subject: Path, options: OnlineOptions) -> "ProofResult":

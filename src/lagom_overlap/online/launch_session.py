@@ -22,6 +22,7 @@ from torch import nn
 from lagom_overlap.collective.sites import SiteSetting
 from lagom_overlap.errors import BackendError, JobError, OutputError
 from lagom_overlap.export.run_variables import (
+    ADAPTERS_VARIABLE,
     COMPARE_VARIABLE,
     CONFIG_VARIABLE,
     FIRST_WORLD_VARIABLE,
@@ -227,9 +228,10 @@ class Tuning:
         options: OnlineOptions,
         rank: int,
         is_on_gloo: bool,
+        adapters: tuple[str, ...] = (),
     ) -> None:
         self._events, self._metrics = events, metrics
-        self._is_on_gloo = is_on_gloo
+        self._is_on_gloo, self._adapters = is_on_gloo, adapters
         self._folder, self._config, self._rank, self._options = folder, config, rank, options
         self._proves = not options.searches and options.check_share > 0
         self._tuner: OnlineTuner | None = None
@@ -246,7 +248,9 @@ class Tuning:
         """Makes the tuner, on all ranks at the same call of the model."""
         journal = self._folder / f"journal.{self._rank}.jsonl"
         try:
-            self._tuner = OnlineTuner(model, config=self._config, journal=journal, options=self._options)
+            self._tuner = OnlineTuner(
+                model, config=self._config, journal=journal, adapters=self._adapters or None, options=self._options
+            )
         except BaseException as error:
             tell_others(partial(say_off, why=str(error)))
             raise
@@ -439,6 +443,7 @@ def begin_session(environment: Mapping[str, str]) -> Rank:
             return session_of(observing)
         case RunMode.ONLINE | RunMode.PROVE | RunMode.HELD:
             config = environment.get(CONFIG_VARIABLE)
+            adapters = tuple(filter(None, environment.get(ADAPTERS_VARIABLE, "").split(",")))
             tuning = Tuning(
                 events,
                 metrics,
@@ -447,9 +452,10 @@ def begin_session(environment: Mapping[str, str]) -> Rank:
                 options=options_of(mode, environment),
                 rank=rank,
                 is_on_gloo=nccl is None,
+                adapters=adapters,
             )
-            # On gloo an adapter has to fit the model; below the plug-in any framework will do.
-            accepts = is_trained_in_parallel if nccl is None else is_trained
+            # On gloo an adapter has to fit the model, if none was named; below the plug-in any framework will do.
+            accepts = is_trained_in_parallel if nccl is None and not adapters else is_trained
             return session_of(tuning, accepts=accepts)
         case RunMode.FIXED:
             from lagom_overlap.online.launch_fixed import Fixed  # noqa: PLC0415

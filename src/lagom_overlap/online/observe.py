@@ -133,8 +133,9 @@ def conclusion(shares: Shares, reason: str, command: str, *, trace: str = "", is
             why = f"calls below {format_bytes(LEAST_BYTES)} are left alone, and {share} of the time is of such"
         return Conclusion(f"{result}; nothing of it can be set", why, _look(trace, command))
     if not (is_in_adapter or shares.nccl is not None):
-        why = "they are called by no FSDP2 or DDP module (DTensor or the job itself calls them): out of reach on gloo"
-        return Conclusion(f"{result}; nothing of it can be set", why, _look(trace, command))
+        why = "no FSDP2 or DDP module calls them: on gloo those that the job itself calls can be set, DTensor's cannot"
+        next_line = f"lagom run --online --adapters calls -- {command}"
+        return Conclusion(f"{result}; settings reach at most {format_percent(ratio, 0)} of it", why, next_line)
     result += f"; settings reach {format_percent(ratio, 0)} of it"
     why = f"{knob} can be set {_way(knob, shares.nccl)}; how much of that is a gain, only a trial shows"
     return Conclusion(result, why, f"lagom run --online -- {command}")

@@ -31,7 +31,7 @@ from lagom_overlap import __version__
 from lagom_overlap.collective import ConfigKey, LaunchConfig
 from lagom_overlap.collective.sites import RoleCycle, SiteSetting, key_of, role_cycles
 from lagom_overlap.errors import BackendError, BundleError, LagomError
-from lagom_overlap.export.saved import SavedSettings, read_saved, write_saved
+from lagom_overlap.export.saved import SavedSettings, check_adapters, read_saved, write_saved
 from lagom_overlap.online.device import (
     DeviceEvent,
     collectives_issued,
@@ -89,6 +89,7 @@ class OnlineTuner:
     Raises:
         BackendError: if there is no process group.
         BundleError: if `config` is no file, on rank 0, which reads it; the other ranks then run untouched.
+        JobError: if an adapter is named twice.
         UnknownNameError: if a tuner or adapter does not exist.
         ValueError: if an option is out of range.
     """
@@ -111,11 +112,7 @@ class OnlineTuner:
         chosen = replace(options or OnlineOptions(), **changes)  # type: ignore[arg-type]  # checked by the class
         for name in (chosen.tuner, *chosen.compare):
             check_tuner_name(name)
-        if adapters is not None:
-            # Not at the top, here and below: the side of gloo or of NCCL is loaded by a job on it.
-            from lagom_overlap.online.adapters.gloo import check_adapter_names  # noqa: PLC0415
-
-            check_adapter_names(adapters)
+        check_adapters(adapters or ())
         self.options = chosen
         note_model(model)
         self._member: Member | None = None
@@ -130,6 +127,7 @@ class OnlineTuner:
         self._rank = 0
         self._pid = os.getpid()
         self._engine = ""
+        self._adapters = tuple(adapters or ())
         if not dist.is_available() or not dist.is_initialized():
             raise BackendError("online tuning needs a process group: call torch.distributed.init_process_group first")
         self._world_size, self._rank = dist.get_world_size(), dist.get_rank()
@@ -275,6 +273,7 @@ class OnlineTuner:
                 settings=adopted.settings,
                 cycles=role_cycles(self._member.cycles) if self._member is not None else (),
                 size_octaves=adopted.size_octaves,
+                adapters=self._adapters,
                 engine=self._engine,
                 verdict=adopted.verdict,
                 date=utc_now(),
@@ -473,6 +472,7 @@ def _open_route(model: nn.Module, store: Store, options: OnlineOptions, adapters
     """The route of the job's backend."""
     nccl = nccl_in_use()
     if nccl is not None:
+        # Not at the top, here and below: the side of gloo or of NCCL is loaded by a job on it.
         from lagom_overlap.online.routes.nccl import open_nccl_route  # noqa: PLC0415
 
         return open_nccl_route(model, nccl, new_algorithms=options.new_algorithms)

@@ -35,6 +35,7 @@ from lagom_overlap.export.deployment import Deployment
 from lagom_overlap.export.env_file import CARVE_OUT_VARIABLE
 from lagom_overlap.export.plugin_table import FILE_NAME, checksum_of, plugin_table
 from lagom_overlap.export.run_variables import (
+    ADAPTERS_VARIABLE,
     COMMAND_VARIABLE,
     COMPARE_VARIABLE,
     CONFIG_VARIABLE,
@@ -51,7 +52,7 @@ from lagom_overlap.export.run_variables import (
     WORLD_VARIABLE,
     RunMode,
 )
-from lagom_overlap.export.saved import GLOO_ROUTE, NCCL_ROUTES, SavedSettings, read_saved
+from lagom_overlap.export.saved import GLOO_ROUTE, NCCL_ROUTES, SavedSettings, check_adapters, read_saved
 from lagom_overlap.jobfile.conflicts import conflicts, with_conf_files
 from lagom_overlap.jobfile.online_settings import read_online_deployment
 from lagom_overlap.jobfile.run_folder import RECORD, RUNS_FOLDER, RunFolder, RunKind, RunProcess, RunRecord
@@ -91,8 +92,9 @@ class LaunchRequest:
 
     `config` is what --config or --prove names, `tuner` what searches online (None: ours), `job_steps` about how many
     steps the job makes (None: unknown), `num_pairs` the most pairs of a proof inside the job (None: as many as online
-    tuning's verdict has), `compare` the tuners that are compared with it, `out` a new folder (None: one
-    below lagom-runs). FIXED with a config becomes HELD or PLANNED by what that is; PLANNED without one is untouched.
+    tuning's verdict has), `compare` the tuners that are compared with it, `adapters` what brings calls to gloo's route
+    (none: what fits the model, or what the settings were saved with), `out` a new folder (None: one below lagom-runs).
+    FIXED with a config becomes HELD or PLANNED by what that is; PLANNED without one is untouched.
     """
 
     command: tuple[str, ...]
@@ -102,6 +104,7 @@ class LaunchRequest:
     job_steps: int | None = None
     num_pairs: int | None = None
     compare: tuple[str, ...] = ()
+    adapters: tuple[str, ...] = ()
     out: Path | None = None
 
     def __post_init__(self) -> None:
@@ -117,6 +120,9 @@ class LaunchRequest:
             raise JobError("--job-steps has no meaning without --online: nothing is searched")
         if self.compare and self.mode is not RunMode.ONLINE:
             raise JobError("--compare has no meaning without --online: nothing is searched")
+        if self.adapters and self.mode is not RunMode.ONLINE:
+            raise JobError("--adapters has no meaning without --online: saved settings know theirs")
+        check_adapters(self.adapters)
         taken = (DEFAULT, self.tuner or OURS)  # both run anyway
         if len({*taken, *self.compare}) < len(taken) + len(self.compare):
             raise JobError(
@@ -219,8 +225,7 @@ def _resolved(request: LaunchRequest) -> tuple[LaunchRequest, "_Fixed | None"]:
     subject = given(request.config)
     request = replace(request, config=subject.path)
     if request.mode in (RunMode.ONLINE, RunMode.PROVE):
-        _check_saved(subject, request.mode)
-        return request, None
+        return request, _Fixed(mode=request.mode, variables=_adapters_of(_online_settings(subject, request.mode)))
     fixed = _fixed(subject)
     return replace(request, mode=fixed.mode), fixed
 
@@ -252,6 +257,7 @@ def _write_record(request: LaunchRequest, folder: Path) -> None:
             "job_steps": request.job_steps,
             "pairs": request.num_pairs,
             "compare": request.compare or None,
+            "adapters": request.adapters or None,
         }
         # The command takes this process's place, and has its number.
         record = msgspec.structs.replace(
@@ -366,16 +372,23 @@ def _named(request: LaunchRequest) -> dict[str, str]:
         named[PAIRS_VARIABLE] = str(request.num_pairs)
     if request.compare:
         named[COMPARE_VARIABLE] = ",".join(request.compare)
+    if request.adapters:
+        named[ADAPTERS_VARIABLE] = ",".join(request.adapters)
     return named if request.config is None else {**named, CONFIG_VARIABLE: str(request.config.resolve())}
 
 
-def _check_saved(config: Given, mode: RunMode) -> None:
+def _online_settings(config: Given, mode: RunMode) -> SavedSettings:
     """Refuses what online tuning did not save, and what it saved without settings where these are to be proven."""
     if config.kind is not GivenKind.SETTINGS:
         raise JobError(f"--online starts from settings that online tuning saved; {str(config.path)!r} is {config.kind}")
     saved = _saved(config.path)
     if mode is RunMode.PROVE and not saved.settings:
         raise JobError(f"{str(config.path)!r} sets nothing: the default was not beaten there, so nothing can be proven")
+    return saved
+
+
+def _adapters_of(saved: SavedSettings) -> dict[str, str]:
+    return {ADAPTERS_VARIABLE: ",".join(saved.adapters)} if saved.adapters else {}
 
 
 def _saved(path: Path) -> SavedSettings:
@@ -412,8 +425,9 @@ def _fixed(config: Given) -> _Fixed:
             source = read_deployment(path)
             return _Fixed.of(source.deployment, source.notes)
         case GivenKind.SETTINGS:
-            if _saved(path).route == GLOO_ROUTE:
-                return _Fixed(mode=RunMode.HELD)
+            held = _saved(path)
+            if held.route == GLOO_ROUTE:
+                return _Fixed(mode=RunMode.HELD, variables=_adapters_of(held))
             deployment, saved = read_online_deployment(path)
             return replace(_Fixed.of(deployment), engine=saved.engine, world_size=saved.world_size)
         case GivenKind.PLAN:
@@ -435,7 +449,7 @@ def provable(path: Path) -> GivenKind | None:
     try:
         subject = given(path)
         if subject.kind is GivenKind.SETTINGS:
-            _check_saved(subject, RunMode.PROVE)
+            _online_settings(subject, RunMode.PROVE)
             return subject.kind
         fixed = _fixed(subject)
     except LagomError:

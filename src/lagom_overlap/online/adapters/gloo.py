@@ -8,7 +8,6 @@ from typing import Final, cast
 
 from torch import nn
 
-from lagom_overlap.errors import UnknownNameError
 from lagom_overlap.online.adapters.base import Adapter
 from lagom_overlap.online.adapters.calls import CallsAdapter
 from lagom_overlap.online.adapters.ddp import DdpAdapter
@@ -21,17 +20,6 @@ _log = logging.getLogger(__name__)
 ADAPTERS: Final = MappingProxyType(
     {adapter.name: adapter for adapter in cast("list[Adapter]", [Fsdp2Adapter(), DdpAdapter(), CallsAdapter()])}
 )
-
-
-def check_adapter_names(names: Sequence[str]) -> None:
-    """Refuses an adapter that does not exist.
-
-    Raises:
-        UnknownNameError: if there is none of a name.
-    """
-    for name in names:
-        if name not in ADAPTERS:
-            raise UnknownNameError.among("adapter", name, ADAPTERS)
 
 
 def open_gloo_route(model: nn.Module, store: Store, timeout_s: float, adapters: Sequence[str] | None) -> GlooRoute:
