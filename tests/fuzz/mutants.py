@@ -60,8 +60,8 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "hooks": Mutant(
         _FSDP2,
-        "    everywhere = nn.modules.module\n    return not (",
-        "    everywhere = nn.modules.module\n    return not False if True else not (",
+        "    return not (\n        getattr(everywhere,",
+        "    return not False if True else not (\n        getattr(everywhere,",
         "reduce-scatters are left in flight under hooks that read gradients in backward",
     ),
     "mean": Mutant(

@@ -148,7 +148,8 @@ def test_observing_changes_no_number_nor_exit_code_and_says_what_could_be_reache
     reduces = [row for row in analysed["collectives"] if row["kind"] == "all_reduce"]
     assert {row["communicator"] for row in reduces} == {"default_pg"}
     assert sum(row["count"] for row in reduces) % 2 == 0
-    assert analysed["next_line"].startswith("lagom run --online -- ")
+    # Where the machine made ranks late more than anything else, that is what to mend.
+    assert analysed["next_line"].startswith(("lagom run --online -- ", "lagom docs howto/no_gain  # ranks wait"))
     assert main(["tune", "--from-trace", str(tmp_path / "seen" / "traces")]) == 2
     assert "the contention model is of GPUs" in capsys.readouterr().err
 

@@ -286,22 +286,22 @@ def test_an_adapter_that_cannot_attach_takes_back_those_before_it(monkeypatch: p
     undone = []
 
     class Fits:
-        name = "first"
+        name = "fsdp2"
 
         def attach(self, model: object, route: object) -> object:
             return lambda: undone.append(self.name)
 
     class Breaks:
-        name = "second"
+        name = "ddp"
 
         def attach(self, model: object, route: object) -> object:
             raise TypeError("another torch")
 
     world = World(monkeypatch, 1)
-    monkeypatch.setattr(gloo, "ADAPTERS", {"first": Fits(), "second": Breaks()})
+    monkeypatch.setattr(gloo, "ADAPTERS", {"fsdp2": Fits(), "ddp": Breaks()})
     with pytest.raises(TypeError, match="another torch"):
-        OnlineTuner(online.nn.Linear(1, 1), adapters=["first", "second"])
-    assert undone == ["first"]
+        OnlineTuner(online.nn.Linear(1, 1), adapters=["fsdp2", "ddp"])
+    assert undone == ["fsdp2"]
     assert world.plan_of_the_other(1)[0] is SwitchState.OFF
 
 
