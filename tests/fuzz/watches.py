@@ -148,8 +148,10 @@ def setting_of(key: Any, salt: str) -> CommConfig:
     return CommConfig(num_channels=rng.choice([1, 2, 3]), chunk_bytes=rng.choice([1, 4, 16]) * least)
 
 
-def end_lease(tuner: OnlineTuner | None) -> None:
-    """As when a job destroys its groups: the calls for which a setting was still lent will not come."""
+def end_of_groups(tuner: OnlineTuner | None) -> None:
+    """As when a job destroys its groups: no step follows, nor the calls for which a setting was still lent."""
+    if tuner is not None:
+        tuner.release()
     route = getattr(tuner, "_collectives", None)
     if isinstance(route, gloo.GlooRoute) and route._is_closed:
         route._table = ConfigTable({})
@@ -192,7 +194,7 @@ class Tuned(WithUs):
         self._stats = {"states": sorted(self.states), "reason": getattr(self, "reason", "")}
 
     def end(self) -> None:
-        end_lease(self._tuner)
+        end_of_groups(self._tuner)
 
 
 class Launched(WithUs):
@@ -216,7 +218,7 @@ class Launched(WithUs):
         self._stats = {"states": sorted({line["state"] for line in lines if "state" in line})}
 
     def end(self) -> None:
-        end_lease(getattr(self._rank._session, "_tuner", None))
+        end_of_groups(getattr(self._rank._session, "_tuner", None))
 
 
 class _Unmeasured:

@@ -34,9 +34,12 @@ class Rank(Presence):
     def __init__(self, store: FakeStore, rank: int, num_ranks: int) -> None:
         self.issued = {"dp": 0}
         self.total = {"dp": 0, "pp": 0}
+        self.marks: dict[str, int] = {}
         self.num_asked = 0
         self.num_heard = 0
-        super().__init__(store, rank=rank, num_ranks=num_ranks, counts=self._counted, issued=self._all)
+        super().__init__(
+            store, rank=rank, num_ranks=num_ranks, counts=self._counted, issued=self._all, marks=lambda: self.marks
+        )
         self.start()
 
     def _all(self) -> dict[str, int]:

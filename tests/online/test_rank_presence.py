@@ -123,6 +123,34 @@ def test_what_ranks_that_do_the_same_may_count_unlike_is_no_trouble(
     assert world[0].trouble() == ""
 
 
+@pytest.mark.parametrize(
+    ("behind", "trouble"),
+    [((2, 2), "rank 1 went on"), ((2, 3), "")],
+    ids=["alike at the last boundary", "unlike there"],
+)
+def test_a_rank_that_skipped_a_step_is_compared_by_what_it_issued_since_the_last_call_that_can_be_set(
+    worlds: Callable[..., World], behind: tuple[int, int], trouble: str
+) -> None:
+    """DDP broadcasts buffers before each forward: small calls, in which a rank that is a step behind is stuck."""
+    world = worlds(2)
+    for rank, steps in enumerate((3, 4)):  # rank 1's window has a step more, since one of them did not count
+        world[rank].issued["dp"] = steps
+        world[rank].total["dp"] = 10 * steps
+        world[rank].marks = {"dp": 10 * steps - behind[rank]}
+        world[rank].waits(2)
+        world[rank].go_on(2)
+    for rank in range(2):
+        world[rank].issued["dp"] = 7
+        world[rank].marks = {"dp": 70}
+    world[0].total["dp"] = 72
+    world[1].total["dp"] = 73 if not trouble else 74
+    world[0].waits(4)
+    asked = world[1].num_asked
+    until(world[0].trouble if trouble else lambda: world[1].num_asked >= asked + 2)
+    assert world[0].trouble().startswith(trouble)
+    assert bool(world[0].trouble()) is bool(trouble)
+
+
 def test_counts_of_more_communicators_than_fit_into_a_message_all_arrive(worlds: Callable[..., World]) -> None:
     world = worlds(35)  # two levels
     world[0].issued = {f"a communicator with a long name, number {n}": 10**15 for n in range(5000)}

@@ -80,12 +80,21 @@ def collectives_issued(backend: str, device_type: str) -> dict[str, int]:
     gloo counts sends and receives with them. By a group's own name, which is the same on all of its ranks.
     """
     issued: dict[str, int] = {}
-    group: Any  # PyTorch declares the setter of the number alone
     for group in list(c10d._world.pg_map):
-        with suppress(Exception):  # a group that is being destroyed, an engine that does not count, a missing name
+        with suppress(Exception):  # a group that is being destroyed
             if group.size() > 1 and backend in backend_of(group, device_type):
-                issued[group.group_name] = group._get_sequence_number_for_group()
+                number = issued_on(group)
+                issued |= {} if number is None else {group.group_name: number}
     return issued
+
+
+def issued_on(group: Any) -> int | None:  # PyTorch declares the setter of the number alone
+    """How many collectives this rank has issued on a process group; None where torch does not count them."""
+    try:
+        number: int = group._get_sequence_number_for_group()
+    except Exception:  # a group that is being destroyed, an engine that does not count, a missing name
+        return None
+    return number
 
 
 def engine_in_use() -> str:

@@ -144,6 +144,7 @@ class OnlineTuner:
             num_ranks=self._world_size,
             counts=self._calls_so_far,
             issued=self._issued_so_far,
+            marks=self._issued_at_last,
         )
         who_is_here = roll_call(self._world_size, chosen.timeout_s)
         exchange = Exchange(
@@ -324,6 +325,11 @@ class OnlineTuner:
             return collectives_issued("nccl", "cuda")
         # gloo counts what stages send each other, in which they differ.
         return {} if self._is_pipelined else collectives_issued(GLOO, "cpu")
+
+    def _issued_at_last(self) -> dict[str, int]:
+        """How many had been issued with the last that can be set, where the route notes it."""
+        counts = () if self._collectives is None else self._collectives.counts().values()
+        return {count.wire: count.issued_at_last for count in counts if count.issued_at_last is not None}
 
     def _join(
         self,

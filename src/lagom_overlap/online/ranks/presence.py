@@ -98,11 +98,15 @@ class _Stop:
 
 @dataclass(frozen=True, slots=True)
 class _Passed:
-    """The last window's begin that this rank has come to: collectives issued by then, and in the window before it."""
+    """The last window's begin that this rank has come to: collectives issued by then, and in the window before it.
+
+    `behind` are those behind the last that can be set.
+    """
 
     boundary: int
     issued: Mapping[str, int]
     grown: Mapping[str, int]
+    behind: Mapping[str, int]
 
 
 class Presence:
@@ -113,7 +117,9 @@ class Presence:
     one of these. Ranks that do the same may count differently there (gloo counts sends and receives), so it is compared
     since the window's begin, and only between ranks that issued equally many in the window before. A communicator
     without any in that window is no part of the step: a thread that saves checkpoints may use it.
-    The thread calls both. `store` is for the thread alone, so it should be a connection of its own. The two
+    `marks` says how many of all those it had issued at the last one that can be set: ranks that stand behind the same
+    one are compared by what they issued since, also where one of them skipped a step, and counts more in its window.
+    The thread calls all three. `store` is for the thread alone, so it should be a connection of its own. The two
     threads share single fields, each of which one of them writes: neither waits for the other.
     """
 
@@ -125,12 +131,14 @@ class Presence:
         num_ranks: int,
         counts: Callable[[], Mapping[str, int]],
         issued: Callable[[], Mapping[str, int]] = dict,
+        marks: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self._store = store
         self._rank = rank
         self._num_ranks = num_ranks
         self._counts = counts
         self._issued = issued
+        self._marks = marks
         # Written by the training thread.
         self._thread: Thread | None = None
         self._links: Links | None = None
@@ -168,11 +176,11 @@ class Presence:
 
     def wait_at(self, boundary: int, counts: Mapping[str, int]) -> None:
         """The training thread begins to wait at a boundary, having issued so many collectives (not to be changed)."""
-        since = self._since_passed()
+        since = {**self._since_passed(), **self._since_last(counts)}
         if boundary % 2 == 0:  # a window's begin, which all ranks come to; to its report they come at different steps
             issued, before = self._issued(), {} if self._passed is None else self._passed.issued
             grown = {name: count - before[name] for name, count in issued.items() if name in before}
-            self._passed = _Passed(boundary, issued, grown)
+            self._passed = _Passed(boundary, issued, grown, self._behind())
         self._reached = max(self._reached, boundary)
         self._at = _Stop(boundary, {**counts, **since}, monotonic())
         self._rouse()
@@ -185,6 +193,21 @@ class Presence:
             f"{name} since {passed.boundary}, {passed.grown.get(name)} before": count - passed.issued[name]
             for name, count in self._issued().items()
             if name in passed.issued and passed.grown.get(name) != 0
+        }
+
+    def _behind(self) -> dict[str, int]:
+        """Collectives of all kinds since the last that can be set, by communicator."""
+        issued = self._issued()
+        return {name: issued[name] - mark for name, mark in self._marks().items() if name in issued}
+
+    def _since_last(self, counts: Mapping[str, int]) -> dict[str, int]:
+        """The same by names that only ranks share which stand behind the same call, and stood alike behind others."""
+        passed = {} if self._passed is None else self._passed.behind
+        behind = self._behind()
+        return {
+            f"{name} after {counts[name]}, {passed.get(name)} before": number
+            for name, number in behind.items()
+            if name in counts
         }
 
     def go_on(self, boundary: int) -> None:
@@ -280,12 +303,16 @@ class Presence:
 
     def _compare(self) -> None:
         """Whether this rank has issued more than one that waits for it."""
-        own = self._named(lambda: {**self._counts(), **self._since_passed()})
+        own = self._named(self._all_counts)
         for boundary in self._awaited():  # after the counts: a rank that has come there meanwhile is not beyond
             waits = self._waits[boundary]
             behind = (waits[name][1] for name, count in own.items() if name in waits and count > waits[name][0])
             if (rank := next(behind, None)) is not None:
                 self._hear_beyond(Beyond(boundary, ahead=self._rank, behind=rank))
+
+    def _all_counts(self) -> dict[str, int]:
+        counts = self._counts()
+        return {**counts, **self._since_passed(), **self._since_last(counts)}
 
     def _named(self, counts: Callable[[], Mapping[str, int]]) -> dict[str, int]:
         try:

@@ -92,12 +92,15 @@ class CallCount:
 
     All ranks of the communicator call it `wire`. `num_ranks` is how many they are, of which this process has
     `num_here`; 0 where the name may stand for several communicators, so that its ranks cannot be counted.
+    `issued_at_last` are the collectives of any kind and size issued on it with the last of those calls, as torch counts
+    them; None where that is not noted.
     """
 
     wire: str
     num_calls: int
     num_ranks: int = 0
     num_here: int = 1
+    issued_at_last: int | None = None
 
 
 class TableCursor:

@@ -41,7 +41,7 @@ from lagom_overlap.engines.gloo_engine import GlooEngine
 from lagom_overlap.engines.gloo_group import PrefixStore, Store, device_like
 from lagom_overlap.engines.gloo_space import check_config, gloo_space
 from lagom_overlap.errors import BackendError
-from lagom_overlap.online.device import backend_of
+from lagom_overlap.online.device import backend_of, issued_on
 from lagom_overlap.online.routes.base import (
     GLOO,
     NOTHING,
@@ -284,6 +284,7 @@ class GlooRoute(GroupRoute[_Group]):
             raise
         finally:
             self._native.depth -= 1
+        known.issued_at_last = issued_on(known.group)
         if self._is_closed:
             self._end_if_over()
 

@@ -52,6 +52,8 @@ class JobGroup:
     cursor: TableCursor
     num_calls: int = 0
     """Of those that could be set, since this process met the group."""
+    issued_at_last: int | None = None
+    """See `CallCount`."""
 
 
 G = TypeVar("G", bound=JobGroup)
@@ -118,7 +120,10 @@ class GroupRoute(ABC, Generic[G]):
     def counts(self) -> Mapping[CommunicatorId, CallCount]:
         """See `Route`; a group's own name is that on all of its ranks."""
         groups = list(self._groups.items())
-        return {group.id: CallCount(name, group.num_calls, len(group.id.ranks)) for name, group in groups}
+        return {
+            group.id: CallCount(name, group.num_calls, len(group.id.ranks), issued_at_last=group.issued_at_last)
+            for name, group in groups
+        }
 
     def commit(self, epoch: int) -> None:
         """See `Route`."""
