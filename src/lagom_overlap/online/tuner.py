@@ -46,6 +46,7 @@ from lagom_overlap.online.device import (
     note_model,
 )
 from lagom_overlap.online.graph_captures import GRAPH_CAPTURES
+from lagom_overlap.online.guest import carrying, handing_over
 from lagom_overlap.online.job_profiler import OWN_PROFILER, why_not_now
 from lagom_overlap.online.journal import JournalFile
 from lagom_overlap.online.launch_steps import is_pipelined
@@ -160,7 +161,7 @@ class OnlineTuner:
             longest_s=longest_wait_s,
         )
         refuse = partial(_refuse, exchange, name)
-        if why := self._why_off(exchange, enabled=enabled):
+        if why := handing_over(partial(self._why_off, exchange, enabled=enabled)):
             refuse(why)
             self._take_no_part(f"rank {self._rank}: it {why}")
             return
@@ -382,7 +383,8 @@ class OnlineTuner:
         if not enabled or is_disabled():
             return "is disabled there"
         try:
-            others = exchange.greet(__version__)
+            with carrying():
+                others = exchange.greet(__version__)
         except StoreLost as error:
             return f"found that {error}"
         except Exception as error:  # ours: it must not end the job
@@ -410,7 +412,7 @@ class _Step(contextlib.AbstractContextManager[None]):
             raise ValueError("tuner.step() is open already: one step at a time, closed before the next begins")
         tuner._is_in_step = True
         try:
-            self._member.begin_step()
+            handing_over(self._member.begin_step)
         except BaseException:
             tuner._is_in_step = False
             raise
@@ -418,7 +420,7 @@ class _Step(contextlib.AbstractContextManager[None]):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: object) -> None:
         try:
             if kind is None:
-                self._member.end_step()
+                handing_over(self._member.end_step)
             else:
                 self._member.fail_step(f"its step ended with {kind.__name__}")
             if self._tuner._announcer is not None:

@@ -27,6 +27,7 @@ from msgspec import structs
 
 from lagom_overlap.collective.sites import Cycles, SiteSetting, cycles_of
 from lagom_overlap.errors import BackendError
+from lagom_overlap.online.guest import carrying
 from lagom_overlap.online.journal import JournalFile, whole_lines
 from lagom_overlap.online.ranks.exchange import Exchange, ReportMissing, StoreLost
 from lagom_overlap.online.ranks.in_force import InForce
@@ -165,7 +166,8 @@ class Member:
             self.leave(why)
             self._lost = why
         if not self._is_over and self._num_entered == self._num_windows:
-            self._timed(self._enter)
+            with carrying():
+                self._timed(self._enter)
         window = self._window
         self._is_measuring = not (self._is_over or self._lost) and window.plan.measures(window.step)
         if self._is_measuring:
@@ -210,7 +212,8 @@ class Member:
             self._guarded(self._take)
         window.step += 1
         if window.step >= window.reported_after:
-            self._end_window(window)
+            with carrying():
+                self._end_window(window)
 
     def leave(self, reason: str) -> None:
         """Tells the others not to wait for this rank; never waits itself.
