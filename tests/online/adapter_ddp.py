@@ -121,6 +121,30 @@ class Embedded(nn.Module):
         return self.layer(x + self.words(x[:, 0].abs().mul(100).long().clamp(max=WIDTH - 1)))
 
 
+class Pair(nn.Module):
+    """Two models that DDP wraps, in one that it does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = replicated(), replicated()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.other(self.one(x).tanh())
+
+
+def compiled() -> nn.Module:
+    """What `torch.compile` has around DDP is of another class."""
+    torch.compiler.reset()
+    layers = partial(nn.Sequential, nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+    return torch.compile(replicated(layers), backend="eager")  # type: ignore[return-value]  # a module, of a module
+
+
+def compiled_steps(model: nn.Module, steps: Steps) -> list[Any]:
+    """Without dynamo's own cuts at buckets, which it makes of a first bucket as large as usual."""
+    with torch._dynamo.config.patch(optimize_ddp=False):
+        return train(model, steps)
+
+
 DDP: dict[str, Callable[[], dict[str, Any]]] = {
     "as it is": lambda: ddp(replicated),
     "bucket views": lambda: ddp(partial(replicated, gradient_as_bucket_view=True)),
@@ -139,6 +163,8 @@ DDP: dict[str, Callable[[], dict[str, Any]]] = {
         for kind in (dist.BuiltinCommHookType.ALLREDUCE, dist.BuiltinCommHookType.FP16_COMPRESS)
     },
     "other groups": lambda: ddp(replicated, other_groups),
+    "two in a model": lambda: ddp(Pair),
+    "compiled": lambda: ddp(compiled, compiled_steps),
     "saved whole": lambda: ddp(replicated, saved),
     "sparse gradients": lambda: ddp(partial(replicated, Embedded)),
     "bf16": lambda: ddp(lambda: replicated(lambda: Layers().bfloat16()), half_steps),

@@ -91,11 +91,21 @@ class DdpAdapter:
     name = "ddp"
 
     def fits(self, model: nn.Module) -> bool:
-        """See `Adapter`; a model with a hook of the user's own is left alone."""
-        return isinstance(model, DistributedDataParallel) and not getattr(model, "_comm_hooks", None)
+        """See `Adapter`; what has a hook of the user's own is left alone."""
+        return any(not getattr(part, "_comm_hooks", None) for part in _replicated(model))
 
     def attach(self, model: nn.Module, route: GlooRoute) -> Callable[[], None]:
         """See `Adapter`; DDP keeps the hook, which does what DDP does without one when the route is closed."""
+        undo = [self._attach_one(part, route) for part in _replicated(model) or [model]]
+
+        def undo_all() -> None:
+            for step in undo:
+                step()
+
+        return undo_all
+
+    @staticmethod
+    def _attach_one(model: nn.Module, route: GlooRoute) -> Callable[[], None]:
         hook = hook_of(model)
         if hook is None:
             return lambda: None
@@ -114,6 +124,11 @@ class DdpAdapter:
                 hook.reduce = None
 
         return undo
+
+
+def _replicated(model: nn.Module) -> list[DistributedDataParallel]:
+    """What of a model DDP wraps: itself, what `torch.compile` has around it, or parts."""
+    return [part for part in model.modules() if isinstance(part, DistributedDataParallel)]
 
 
 def hook_of(model: nn.Module) -> DdpHook | None:
