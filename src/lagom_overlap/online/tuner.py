@@ -16,6 +16,7 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import wait
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -46,7 +47,6 @@ from lagom_overlap.online.device import (
     note_model,
 )
 from lagom_overlap.online.graph_captures import GRAPH_CAPTURES
-from lagom_overlap.online.guest import carrying, handing_over
 from lagom_overlap.online.job_profiler import OWN_PROFILER, why_not_now
 from lagom_overlap.online.journal import JournalFile
 from lagom_overlap.online.launch_steps import is_pipelined
@@ -62,6 +62,7 @@ from lagom_overlap.online.routes.compute import BothSidesRoute, ComputeRoute
 from lagom_overlap.online.routes.plugin_owner import PLUGIN_OWNER
 from lagom_overlap.online.step_clock import EventClock
 from lagom_overlap.record import utc_now
+from lagom_overlap.signal_handlers import handing_over, waiting
 from lagom_overlap.tuners.registry import check_tuner_name, searches_launches
 
 if TYPE_CHECKING:  # one rank checks, and it alone loads what does; few jobs have a listener
@@ -383,8 +384,7 @@ class OnlineTuner:
         if not enabled or is_disabled():
             return "is disabled there"
         try:
-            with carrying():
-                others = exchange.greet(__version__)
+            others = exchange.greet(__version__)
         except StoreLost as error:
             return f"found that {error}"
         except Exception as error:  # ours: it must not end the job
@@ -412,7 +412,7 @@ class _Step(contextlib.AbstractContextManager[None]):
             raise ValueError("tuner.step() is open already: one step at a time, closed before the next begins")
         tuner._is_in_step = True
         try:
-            handing_over(self._member.begin_step)
+            self._member.begin_step()
         except BaseException:
             tuner._is_in_step = False
             raise
@@ -420,7 +420,7 @@ class _Step(contextlib.AbstractContextManager[None]):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: object) -> None:
         try:
             if kind is None:
-                handing_over(self._member.end_step)
+                self._member.end_step()
             else:
                 self._member.fail_step(f"its step ended with {kind.__name__}")
             if self._tuner._announcer is not None:
@@ -522,7 +522,8 @@ def _by_the_jobs_store(word: Callable[[], object]) -> None:
     except RuntimeError:
         word()
     else:
-        said.result(min(OnlineOptions().timeout_s, longest_wait_s()))
+        waiting(lambda: wait([said], min(OnlineOptions().timeout_s, longest_wait_s())))
+        said.result(0)
     finally:
         telling.close()
 

@@ -96,7 +96,8 @@ class DdpAdapter:
 
     def attach(self, model: nn.Module, route: GlooRoute) -> Callable[[], None]:
         """See `Adapter`; DDP keeps the hook, which does what DDP does without one when the route is closed."""
-        undo = [self._attach_one(part, route) for part in _replicated(model) or [model]]
+        parts: list[nn.Module] = [*_replicated(model)] or [model]
+        undo = [self._attach_one(part, route) for part in parts]
 
         def undo_all() -> None:
             for step in undo:

@@ -15,6 +15,7 @@ from torch.futures import Future
 
 from lagom_overlap.engines.base import Handle
 from lagom_overlap.online.routes.gloo_clock import ClockMark
+from lagom_overlap.signal_handlers import handing_over
 
 
 class _Run:
@@ -94,7 +95,7 @@ class RunWork(dist.Work):
 
     def complete(self) -> None:
         """The same for another thread, while the computation goes on."""
-        self._run.complete()
+        handing_over(self._run.complete)
 
     def __del__(self) -> None:
         run = getattr(self, "_run", None)
