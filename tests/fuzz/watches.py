@@ -155,12 +155,13 @@ class Tuned(WithUs):
         super().__init__()
         self._program, self._config = program, config
         self._tuner: OnlineTuner | None = None
+        self._adapters: list[str] = []
         self.states: set[str] = set()
 
     def on_model(self, model: nn.Module, optimizer: Any) -> None:
-        adapters = adapters_of(self._program, model)
+        self._adapters = adapters_of(self._program, model)
         options = options_of(self._program)
-        self._tuner = OnlineTuner(model, optimizer, config=self._config, adapters=adapters, **options)
+        self._tuner = OnlineTuner(model, optimizer, config=self._config, adapters=self._adapters, **options)
 
     @contextlib.contextmanager
     def step(self, number: int) -> Iterator[None]:
@@ -179,7 +180,7 @@ class Tuned(WithUs):
             self._tuner.close()
             # Named functions stay routed until the window ends; here the next job follows at once, on all ranks.
             route = getattr(self._tuner, "_collectives", None)
-            if route is not None and "calls" in adapters_of(self._program, self._tuner.model):
+            if route is not None and "calls" in self._adapters:
                 route.close()
         self._stats = {"states": sorted(self.states), "reason": getattr(self, "reason", "")}
 
