@@ -165,6 +165,7 @@ class Tuned(WithUs):
         super().__init__()
         self._program, self._config = program, config
         self._tuner: OnlineTuner | None = None
+        self._adapters: list[str] = []
         self.states: set[str] = set()
 
     def on_model(self, model: nn.Module, optimizer: Any) -> None:

@@ -115,3 +115,21 @@ def test_the_clocks_thread_ends_with_a_clock_that_nobody_closed() -> None:
     del clock
     thread.join(30)
     assert not thread.is_alive()
+
+
+def test_where_no_thread_can_be_had_whoever_asks_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job at its limit of threads trains on."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    handles = [OnceOnly() for _ in range(4)]
+    for handle in handles:
+        handle.release.set()
+    asked, timed, promised, dropped = (RunWork(each, results=list, is_owed=True) for each in handles)
+    assert asked.is_completed()
+    assert timed.wait(timedelta(seconds=60))
+    assert promised.get_future().value() == []
+    del dropped
+    assert [each.num_waits for each in handles] == [1, 1, 1, 1]

@@ -12,6 +12,7 @@ from torch.distributed import distributed_c10d as c10d
 from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId, ConfigKey, ConfigTable
 from lagom_overlap.engines.gloo_engine import GlooEngine
 from lagom_overlap.errors import BackendError
+from lagom_overlap.online.device import engine_in_use
 from lagom_overlap.online.routes import gloo
 from lagom_overlap.online.routes.base import StepKeys, TableCursor
 from lagom_overlap.online.routes.gloo import GlooRoute, _as_gloo_takes
@@ -92,6 +93,23 @@ def test_groups_of_one_role_are_told_apart_by_the_order_in_which_they_were_made(
     monkeypatch.delitem(c10d._world.pg_map, groups[0])
     monkeypatch.setitem(c10d._world.pg_map, groups[2], ("gloo", None))  # destroyed, and made anew
     assert sorted(name.creation_order for name in route.communicators()) == [1, 2]
+
+
+class OwnGroup(dist.ProcessGroup):
+    """Written in Python, as torchft's are: torch gives it neither a name nor an engine."""
+
+
+def test_a_class_of_groups_that_somebody_wrote_in_python_is_left_alone() -> None:
+    dist.Backend.register_backend("mine", lambda *_: OwnGroup(0, 2), devices=["cpu"])
+    dist.init_process_group("mine", store=HashStore(), rank=0, world_size=1)
+    try:
+        route, tensor, work = GlooRoute(HashStore()), torch.ones(1 << 18), dist.Work()
+        assert route.communicators() == ()
+        assert route.call(CollectiveKind.ALL_REDUCE, tensor, tensor, None, lambda: work) is work
+        assert route.counts() == {}
+        assert engine_in_use().startswith("mine of torch ")
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_call_that_raises_was_never_issued() -> None:

@@ -7,11 +7,12 @@ call keeps its thread, a daemon, until it returns or the process ends. Needs no 
 
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures import Future, wait
 from queue import SimpleQueue
 from threading import Thread
 from typing import Final, TypeAlias, TypeVar
+
+from lagom_overlap.signal_handlers import waiting
 
 Result = TypeVar("Result")
 _Task: TypeAlias = Callable[[], None] | None
@@ -55,13 +56,10 @@ class BoundedCalls:
             Overdue: if it takes longer.
         """
         future = self.start(work)
-        try:
-            return future.result(max(timeout_s, 0.0))
-        except FutureTimeoutError:
-            if future.done():  # its own error, which may be of that kind
-                return future.result()
+        if not waiting(lambda: wait([future], max(timeout_s, 0.0))).done:
             self.close()  # later calls need not wait behind this one
-            raise Overdue(f"no answer within {timeout_s:g} s") from None
+            raise Overdue(f"no answer within {timeout_s:g} s")
+        return future.result()
 
     def close(self) -> None:
         """Lets the thread end; the next call has another one."""

@@ -104,7 +104,9 @@ def engine_in_use() -> str:
     """
     group: Any = dist.distributed_c10d._get_default_group()
     kinds = [torch.device(name) for name in ("cuda", "cpu") if name in str(dist.get_backend_config(group))]
-    names = {type(_unwrapped(group._get_backend(kind))).__name__ for kind in kinds[:1]}
+    names = set()
+    with suppress(RuntimeError):  # a class of groups that somebody wrote in Python has no engine
+        names = {type(_unwrapped(group._get_backend(kind))).__name__ for kind in kinds[:1]}
     release = ".".join(torch.__version__.split(".")[:2])
     return f"{names.pop() if names else dist.get_backend(group)} of torch {release}"
 

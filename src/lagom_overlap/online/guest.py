@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 
 from lagom_overlap.errors import LagomError
-from lagom_overlap.online.job_handlers import handing_over
+from lagom_overlap.signal_handlers import handing_over
 from lagom_overlap.stderr import write_lines
 
 _log = logging.getLogger(__name__)

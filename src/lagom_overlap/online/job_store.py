@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable
+from concurrent.futures import wait
 from datetime import timedelta
 from functools import partial
 from typing import Any, cast
@@ -19,6 +20,7 @@ from lagom_overlap.online.options import DISABLE_VARIABLE, OnlineOptions, is_dis
 from lagom_overlap.online.ranks.exchange import Exchange, Store, StoreLost
 from lagom_overlap.online.ranks.messages import SwitchState, WindowPlan, encode
 from lagom_overlap.online.ranks.presence import RollCall, say_off
+from lagom_overlap.signal_handlers import waiting
 
 _log = logging.getLogger(__name__)
 
@@ -95,6 +97,7 @@ def _by_the_jobs_store(word: Callable[[], object]) -> None:
     except RuntimeError:
         word()
     else:
-        said.result(min(OnlineOptions().timeout_s, longest_wait_s()))
+        waiting(lambda: wait([said], min(OnlineOptions().timeout_s, longest_wait_s())))
+        said.result(0)
     finally:
         telling.close()

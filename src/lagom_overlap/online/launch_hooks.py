@@ -26,7 +26,6 @@ from typing import Any, Final
 from lagom_overlap.after_import import after_import
 from lagom_overlap.errors import BackendError
 from lagom_overlap.online.guest import safely
-from lagom_overlap.online.job_handlers import carrying
 from lagom_overlap.online.replaced_ranks import REPLACED_RANKS
 from lagom_overlap.stderr import write_lines
 
@@ -158,8 +157,7 @@ def _begin() -> None:
     note_job(os.environ)
     tell_others(say_here)  # first, because the session may wait for them
     try:
-        with carrying():
-            session = begin_session(os.environ)
+        session = begin_session(os.environ)
     except BaseException as error:
         tell_others(partial(say_off, why=str(error)))
         raise

@@ -59,6 +59,7 @@ from lagom_overlap.errors import BackendError
 from lagom_overlap.online.program import StepProgram
 from lagom_overlap.online.ranks.messages import KEPT, Report, SwitchState, WindowPlan, decode, encode
 from lagom_overlap.online.ranks.tree import post_of
+from lagom_overlap.signal_handlers import waiting
 
 Result = TypeVar("Result")
 ASK_AGAIN_S: Final = 0.2
@@ -273,7 +274,7 @@ class Exchange:
         getting_ready = BoundedCalls("lagom-get-ready")
         began, work_done, met = monotonic(), getting_ready.start(work), f"met/{window}"
         try:
-            while not wait([work_done], HEAR_AGAIN_S).done:
+            while not waiting(lambda: wait([work_done], HEAR_AGAIN_S)).done:
                 if self._ask(lambda: self._store.check([met])):  # no "yes" without this rank
                     return self._said(self._ask(lambda: self._store.get(met)))
                 if trouble := self._trouble():
@@ -466,8 +467,8 @@ class Exchange:
         A failed wait alone does not mean that the store is lost; the next call shows that.
         """
         began = monotonic()
-        waiting = self._calls.start(lambda: self._store.wait(keys, timedelta(seconds=timeout_s)))
-        while not wait([waiting], HEAR_AGAIN_S).done:
+        arrival = self._calls.start(lambda: self._store.wait(keys, timedelta(seconds=timeout_s)))
+        while not waiting(lambda: wait([arrival], HEAR_AGAIN_S)).done:
             if trouble := self._trouble():
                 self._leave_waiting()
                 return trouble
@@ -475,7 +476,7 @@ class Exchange:
                 self._calls.close()  # later calls need not wait behind this one
                 break
         else:
-            if waiting.exception() is None:
+            if arrival.exception() is None:
                 return ""
         return f"nothing came within {timeout_s:g} s"
 

@@ -20,6 +20,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,6 @@ from msgspec import structs
 
 from lagom_overlap.collective.sites import Cycles, SiteSetting, cycles_of
 from lagom_overlap.errors import BackendError
-from lagom_overlap.online.job_handlers import carrying
 from lagom_overlap.online.journal import JournalFile, whole_lines
 from lagom_overlap.online.ranks.exchange import Exchange, ReportMissing, StoreLost
 from lagom_overlap.online.ranks.in_force import InForce
@@ -36,6 +36,7 @@ from lagom_overlap.online.ranks.presence import Presence
 from lagom_overlap.online.routes.base import Route, StepRecord
 from lagom_overlap.online.step_clock import HostClock, StepClock
 from lagom_overlap.online.window import Observer, Totals, Window
+from lagom_overlap.signal_handlers import handing_over
 
 if TYPE_CHECKING:  # one rank has a leader, and it alone loads the search
     from lagom_overlap.online.ranks.leader import Leader
@@ -166,8 +167,7 @@ class Member:
             self.leave(why)
             self._lost = why
         if not self._is_over and self._num_entered == self._num_windows:
-            with carrying():
-                self._timed(self._enter)
+            handing_over(partial(self._timed, self._enter))
         window = self._window
         self._is_measuring = not (self._is_over or self._lost) and window.plan.measures(window.step)
         if self._is_measuring:
@@ -209,11 +209,10 @@ class Member:
         totals.stepped_s += self._clock() - self._step_began
         totals.num_steps += 1
         if self._is_measuring:
-            self._guarded(self._take)
+            handing_over(partial(self._guarded, self._take))
         window.step += 1
         if window.step >= window.reported_after:
-            with carrying():
-                self._end_window(window)
+            handing_over(partial(self._end_window, window))
 
     def leave(self, reason: str) -> None:
         """Tells the others not to wait for this rank; never waits itself.

@@ -18,6 +18,7 @@ from weakref import finalize
 import torch
 
 from lagom_overlap.engines.base import Handle
+from lagom_overlap.signal_handlers import waiting
 
 DRAIN_S: Final = 1.0
 """A call that still runs this long after its step has ended leaves the step untimed."""
@@ -52,7 +53,7 @@ class WatchedCall:
 
     def wait(self) -> None:
         """Returns when the call is complete, raises what it failed with."""
-        self._event.wait()
+        waiting(self._event.wait)
         if self._error is not None:
             raise self._error
 
@@ -99,7 +100,7 @@ class _Open:
     def drain(self, timeout_s: float) -> bool:
         """Waits for the last to end; whether it did in time."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._number == 0, timeout=timeout_s)
+            return waiting(lambda: self._changed.wait_for(lambda: self._number == 0, timeout=timeout_s))
 
 
 def _serve(todo: "SimpleQueue[tuple[Handle, ClockMark, WatchedCall] | None]", still_open: _Open) -> None:

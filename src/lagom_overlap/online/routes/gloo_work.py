@@ -1,8 +1,10 @@
 """The handle of a collective that the gloo route runs or times, with all that gloo's own handle offers."""
 
 import contextlib
+import sys
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from threading import Event, Lock, Thread
 from time import perf_counter
 from typing import cast
@@ -13,6 +15,7 @@ from torch.futures import Future
 
 from lagom_overlap.engines.base import Handle
 from lagom_overlap.online.routes.gloo_clock import ClockMark
+from lagom_overlap.signal_handlers import handing_over
 
 
 class _Run:
@@ -70,7 +73,7 @@ class RunWork(dist.Work):
         self._results = results
         self._is_joined = False
         self._asking = Lock()
-        self._asked: Thread | None = None
+        self._is_asked = False
         self._future: Future[list[torch.Tensor]] | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -92,13 +95,12 @@ class RunWork(dist.Work):
 
     def complete(self) -> None:
         """The same for another thread, while the computation goes on."""
-        self._run.complete()
+        handing_over(self._run.complete)
 
     def __del__(self) -> None:
         run = getattr(self, "_run", None)
         if run is not None and self._is_owed and not run.done.is_set():
-            with contextlib.suppress(RuntimeError):  # Python ends
-                Thread(target=run.complete_quietly, name="lagom-dropped", daemon=True).start()
+            _aside(run.complete_quietly, "lagom-dropped")
 
     def is_completed(self) -> bool:
         """Whether it is over; gloo cannot be asked that of a call, so from the first question on a thread waits."""
@@ -125,7 +127,7 @@ class RunWork(dist.Work):
             if self._future is None:
                 self._future = Future()
                 # A thread that was asked before knew of no future.
-                Thread(target=self._fulfil, args=(self._future,), name="lagom-future", daemon=True).start()
+                _aside(partial(self._fulfil, self._future), "lagom-future")
             return self._future
 
     def _fulfil(self, future: Future[list[torch.Tensor]]) -> None:
@@ -139,6 +141,15 @@ class RunWork(dist.Work):
 
     def _ask(self) -> None:
         with self._asking:
-            if self._asked is None:
-                self._asked = Thread(target=self._run.complete_quietly, name="lagom-asked", daemon=True)
-                self._asked.start()
+            if not self._is_asked:
+                self._is_asked = True
+                _aside(self._run.complete_quietly, "lagom-asked")
+
+
+def _aside(work: Callable[[], None], name: str) -> None:
+    """In a thread, or here where none can be had: what the job or another rank waits for would else never end."""
+    try:
+        Thread(target=work, name=name, daemon=True).start()
+    except RuntimeError:
+        if not sys.is_finalizing():
+            work()

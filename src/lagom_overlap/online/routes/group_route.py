@@ -100,7 +100,7 @@ class GroupRoute(ABC, Generic[G]):
 
         A group that the job has destroyed is forgotten; another one like it is another communicator.
         """
-        living: dict[str, dist.ProcessGroup] = {group.group_name: group for group in list(c10d._world.pg_map)}
+        living = {name: group for group in list(c10d._world.pg_map) if (name := _name_of(group))}
         for name, known in list(self._groups.items()):
             if living.get(name) is not known.group:  # names start anew when all groups were destroyed
                 del self._groups[name]
@@ -169,7 +169,8 @@ class GroupRoute(ABC, Generic[G]):
         """The group as we know it; None if it is not ours to set, gone, or its calls are being coalesced."""
         if not isinstance(group, dist.ProcessGroup) or group in c10d._world.pg_coalesce_state:
             return None  # torch has a number for groups that a rank is not in
-        name = group.group_name
+        if not (name := _name_of(group)):
+            return None
         known = self._groups.get(name)
         if (known is None and name not in self._left_alone) or (known is not None and known.group is not group):
             try:
@@ -178,3 +179,11 @@ class GroupRoute(ABC, Generic[G]):
                 _log.warning("calls on %r are left alone: %s", group.group_desc, error)
             known = self._groups.get(name)
         return known if known is not None and known.group is group and group in c10d._world.pg_map else None
+
+
+def _name_of(group: dist.ProcessGroup) -> str:
+    """A group's own name; empty of a class of groups that somebody wrote in Python, which torch gives none."""
+    try:
+        return group.group_name
+    except RuntimeError:
+        return ""
