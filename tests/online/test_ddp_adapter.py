@@ -12,6 +12,8 @@ from lagom_overlap.online.adapters import ddp  # noqa: E402
 from lagom_overlap.online.adapters.base import say_once  # noqa: E402
 from lagom_overlap.online.adapters.ddp import DdpAdapter, hook_of  # noqa: E402
 from lagom_overlap.online.routes.gloo import GlooRoute  # noqa: E402
+from lagom_overlap.online.routes.gloo_clock import ClockMark  # noqa: E402
+from lagom_overlap.online.routes.gloo_work import RunWork  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -55,3 +57,26 @@ def test_gradients_in_views_of_their_buckets_are_left_to_ddp(model, caplog):
         caplog,
         "gradient_as_bucket_view: DDP itself scales each gradient, also in a pass that ends early",
     )
+
+
+class Done:
+    """A handle of what is over."""
+
+    def wait(self) -> None:
+        """Returns at once."""
+
+
+def test_buckets_are_waited_for_at_the_end_of_backward_so_that_their_exposure_is_known(model):
+    marks = []
+
+    class Route:
+        def call(self, _kind, target, _source, _group, _native):
+            marks.append(ClockMark())
+            return RunWork(Done(), marks[-1], results=lambda: [target])
+
+    undo = DdpAdapter().attach(model, Route())
+    model(torch.ones(2, 4)).sum().backward()
+    assert model.module.weight.grad is not None
+    assert marks
+    assert all(mark.joined_s is not None and mark.joined_s <= mark.resumed_s for mark in marks)
+    undo()

@@ -464,6 +464,9 @@ def _check_together(spec: JobSpec, where: str, *, may_lack_work: bool) -> None:
     link_bytes_per_s(spec.job.link)
     _check_groups(spec, where)
     space = spec.tune.space
+    for key in _keys_of(SpaceTable):
+        if getattr(space, key) == []:
+            raise JobError(f"{where}: tune.space.{key} is [], must name at least one value")
     if space.chunk_bytes is not None and space.slice_bytes is not None:
         raise JobError(f"{where}: tune.space: give chunk_bytes or slice_bytes, not both")
 

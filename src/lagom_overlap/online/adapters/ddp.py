@@ -1,12 +1,13 @@
 """DDP on gloo: gradient buckets handed to the route by a communication hook.
 
 The hook does what DDP's reducer does without one, to the bit: it scales a bucket as the reducer scales the gradients
-that it copies into it, sums over ranks, asynchronously. DDP waits for the buckets inside its C++ reducer, unseen, so
-the whole step counts as one window. Settings that scale in a way that a hook cannot see are left alone.
+that it copies into it, sums over ranks, asynchronously. DDP waits for the buckets inside its C++ reducer, at the end of
+the backward pass, unseen. What the route runs or times is waited for there just before, so that it is known how long
+the computation stood still. Settings that scale in a way that a hook cannot see are left alone.
 """
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -22,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.online.adapters.base import missing_names, say_once
 from lagom_overlap.online.routes.gloo import GlooRoute
+from lagom_overlap.online.routes.gloo_work import RunWork
 
 _NEEDED = ("_comm_hooks", "_join_config", "reducer", "process_group")
 _C10D: Any = dist
@@ -103,9 +105,10 @@ class DdpAdapter:
         def reduce(buffer: torch.Tensor) -> Future[torch.Tensor]:
             group = hook.group
             # Not by dist.all_reduce, which the adapter "calls" may have routed, too.
-            return first_result(
-                route.call(CollectiveKind.ALL_REDUCE, buffer, buffer, group, lambda: group.allreduce([buffer])), buffer
-            )
+            work = route.call(CollectiveKind.ALL_REDUCE, buffer, buffer, group, lambda: group.allreduce([buffer]))
+            if isinstance(work, RunWork):  # gloo's own handle is waited for once, by DDP
+                _wait_after_backward(work)
+            return first_result(work, buffer)
 
         hook.reduce = reduce
 
@@ -188,6 +191,17 @@ _BUILTIN = {
     _C10D.BuiltinCommHookType.FP16_COMPRESS: default_hooks.fp16_compress_hook,
 }
 """What DDP's hooks in C++ do, in Python."""
+
+
+def _wait_after_backward(work: RunWork) -> None:
+    """Has the backward pass wait for a bucket at its end, before DDP does: the reducer queues its own wait later."""
+
+    def wait() -> None:
+        with suppress(Exception):  # DDP raises it, from the bucket's future
+            work.wait()
+
+    with suppress(RuntimeError):  # in no backward pass
+        torch.autograd.Variable._execution_engine.queue_callback(wait)  # as FSDP2 does
 
 
 def first_result(work: dist.Work, bucket: torch.Tensor) -> Future[torch.Tensor]:
