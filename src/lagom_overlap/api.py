@@ -252,7 +252,8 @@ def overlap_line(profiler: Any, keep: FilePath | None = None) -> str:
     """One line for a training log: how long a step takes, what of it is exposed communication, what is hidden.
 
     For `on_trace_ready` of `torch.profiler.profile`: `lambda prof: print(lagom_overlap.overlap_line(prof))`. A profiler
-    exports its trace once: give `keep`, a path, to have the trace as well. In place of the profiler a trace's path will
+    exports its trace once: give `keep`, a file or a folder, to have the trace as well; in a folder each rank keeps its
+    last one, as `lagom analyze` takes them. In place of the profiler a trace's path will
     do. Of a trace that cannot be read, the line says why; nothing is raised for it.
     """
     from lagom_overlap.verbs.overlap_line import overlap_line as line_of  # noqa: PLC0415

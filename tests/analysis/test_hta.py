@@ -98,3 +98,15 @@ def test_hta_counts_a_cpu_operator_that_carries_a_stream(tmp_path):
     file.add(ph="X", cat="cpu_op", name="triton_poi_fused", pid=1, tid=1, ts=20, dur=5, args={"stream": 0})
     (trace,) = read_traces([file.write(tmp_path / "t.json")])
     assert (hta_figures(trace).compute_us, hta_figures(trace).span_us) == (15, 25)
+
+
+def test_hta_takes_off_a_microsecond_for_an_event_within_one_that_runs_alone(tmp_path):
+    # What HTA 0.5.0 says of this file.
+    file = KinetoFile()
+    file.kernel("gemm", 100.0, 120.0)
+    file.kernel("Memcpy DtoH (Device -> Pageable)", 230, 5, cat="gpu_memcpy", bytes=4)
+    file.kernel("Memset (Device)", 250.25, 0.5, cat="gpu_memset", bytes=4)
+    file.kernel("gemm", 299.5, 0.75)
+    (trace,) = read_traces([file.write(tmp_path / "t.json")])
+    figures = hta_figures(trace)
+    assert (figures.span_us, figures.idle_us, figures.compute_us, figures.non_compute_us) == (200, 76, 120, 4)

@@ -144,6 +144,9 @@ def test_the_verbs_of_the_papers_and_of_emulated_gpus_end_with_one_too(
         check(papers._following(parser.parse_args(typed.split()), report))
     swept = papers._following(parser.parse_args(["reproduce", "fig5", "--unknowns", "--seed", "3"]), report)
     assert "--seed 3 --unknowns --out" in swept, "the page of what took minutes"
+    again = papers._again(parser.parse_args(["reproduce", "fig5", "--seed", "3", "--unknowns", "--out", "there"]))
+    check(again)
+    assert "fig5 --backend simulated --seed 3 --unknowns --out there    # from the start" in again, "after Ctrl-C"
     emulate = pytest.importorskip("lagom_emulate.cli")
     for typed in ("emulate --cluster a40_nvlink --ranks 2 -- python t.py", "emulate --job j.toml --out there -- t"):
         line = emulate._following(parser.parse_args(typed.split()))

@@ -67,6 +67,8 @@ def test_a_minimal_job_is_accepted():
         (("tune",), {"space": {"num_channels": [0]}}, ["num_channels[0] is 0", ">= 1"]),
         (("tune",), {"space": {"algorithm": ["rign"]}}, ["algorithm[0]", "'rign'", "ring"]),
         (("tune",), {"space": {"chunk_bytes": [1], "slice_bytes": [1]}}, ["chunk_bytes or slice_bytes"]),
+        (("tune",), {"space": {"num_channels": []}}, ["tune.space.num_channels is [], must name at least one value"]),
+        (("tune",), {"space": {"sm_carveout": []}}, ["tune.space.sm_carveout is [], must name at least one value"]),
         (("tune",), {"pairs": 2}, ["tune.pairs is 2", ">= 3"]),
         (("tune",), {"budget": {"seconds": 0}}, ["tune.budget.seconds is 0", "> 0"]),
         (("cost",), {"noise": float("nan")}, ["cost.noise is nan"]),

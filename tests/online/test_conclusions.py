@@ -131,6 +131,8 @@ def test_a_proof_ends_in_adopt_reject_or_no_difference(
     assert (tmp_path / "report.html").read_text() == page
     for words in (proof.found, "lagom.json", proof.machine["system"], proof.versions["python"], "proof.json"):
         assert words in page
+    assert page.count("<rect ") == min(len(proof.default_s), len(proof.configured_s)), "a bar for each pair"
+    assert '<div class="type"><pre><code>' in page, "the line to type, to copy"
     assert "src=" not in page, "one file, which loads nothing"
     assert "<link" not in page
 

@@ -380,3 +380,11 @@ def test_a_prediction_is_never_called_adopted_and_draws_no_rounds(report, page):
     assert "Adopted" not in text.text
     assert not {"figure-ratios", "figure-rounds"} & set(text.figures)
     assert {"figure-ratios", "figure-rounds"} & set(page.figures)
+
+
+def test_the_share_of_the_step_is_a_column_only_where_the_step_has_a_price(make_report, make_group):
+    report = make_report((make_group("g/0", num_comms=1, count=3),))
+    head = '<th scope="col" class="num">of the step</th>'
+    priced = changed(report, step_s=2.0, tuned_step_s=1.96, group_steps_s={"g/0": 1.98})
+    assert head in render_tuning(priced)
+    assert head not in render_tuning(report)

@@ -301,3 +301,14 @@ def test_backward_passes_and_optimizer_steps_are_found_by_autograds_nodes(tmp_pa
         (Phase.OPTIMIZER, 1_400_000, 1_700_000),
     )
     assert trace.frameworks == {"FSDP"}
+
+
+def test_events_of_another_accelerator_are_named_and_not_taken_for_a_trace_of_the_cpu(tmp_path):
+    file = KinetoFile()
+    args = {"stream": 102, "correlation": 18, "row": "0", "column": "0"}
+    for n in range(3):
+        file.add(ph="X", cat="mtia_ccp_events", name="fc-dtype_Float", pid=9, tid=408, ts=10 + n, dur=1, args=args)
+        file.add(ph="X", cat="cpu_op", name="gloo:all_reduce", pid=9, tid=1, ts=10 + n, dur=1, args={})
+        file.add(ph="X", cat="cpu_op", name="aten::mm", pid=9, tid=2, ts=10 + n, dur=1, args={})
+    with pytest.raises(TraceError, match="its 3 device events are of category 'mtia_ccp_events', which is"):
+        read_traces([file.write(tmp_path / "t.json")])

@@ -106,6 +106,25 @@ def test_a_model_named_in_a_job_file_is_captured(
 
 
 @pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--ranks", "0"], "ranks is 0, must be 1 to"),
+        (["--ranks", "4", "--rank", "4"], "rank is 4, must be 0 to ranks - 1 = 3"),
+        (["--seq-len", "8"], "--seq-len goes with a named model"),
+    ],
+)
+def test_what_no_capture_of_a_script_has_is_refused_before_it_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], words: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("raise SystemExit('it ran')\n\ndef step():\n    pass\n")
+    assert main(["capture", f"{script}:step", *flags, "--out", str(tmp_path / "step.json")]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert "it ran" not in error
+
+
+@pytest.mark.parametrize(
     ("line", "words"),
     [
         ('attention_kernel = "sdpa_flash"', "parallel.attention_kernel: named models are captured without it"),

@@ -250,3 +250,12 @@ def test_analyses_without_a_timeline_have_no_step_to_compare(tmp_path: Path) -> 
     found = run_diff(*paths)
     assert found.times == ()
     assert found.conclusion.found in found.summary()
+
+
+def test_a_command_is_shown_as_it_is_typed_and_repeated_in_the_line_to_type(tmp_path: Path) -> None:
+    one = run_folder(tmp_path / "a", noisy(0.1, 1), mode="observe", command=["torchrun", "t.py", "--name", "a b"])
+    two = run_folder(tmp_path / "b", noisy(0.1, 3), mode="online", command=["torchrun", "t.py"], channels=4)
+    found = run_diff(one, two)
+    (changed,) = [setting for setting in found.settings if setting.name == "request.command"]
+    assert (changed.first, changed.second) == ("torchrun t.py --name 'a b'", "torchrun t.py")
+    assert found.conclusion.next_line.startswith(f"lagom run --prove {two} -- torchrun t.py    #")

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
+import msgspec
 import pytest
 import tuned_job
 
 import lagom_overlap
 from lagom_overlap.collective import CommConfig
 from lagom_overlap.errors import BundleError
-from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
+from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunProcess, RunRecord
 from lagom_overlap.results.base import Result, Row, decoded, encoded
 from lagom_overlap.timeline import Span, SpanKind, Timeline
 from lagom_overlap.trace.chrome_writer import chrome_trace, read_timelines
@@ -48,6 +49,30 @@ def test_a_job_that_still_runs_has_no_conclusion(online: Path) -> None:
     assert isinstance(run, lagom_overlap.RunResult)
     assert run.conclusion is None
     assert run.summary() == "lagom run, online: record: new job"
+
+
+@pytest.mark.parametrize(
+    ("num_events", "found", "line"),
+    [
+        (3, "nothing is decided, nothing was saved", "lagom run --online -- python train.py    # to its end"),
+        (4, "nothing is set", "python train.py    # as it is"),
+    ],
+)
+def test_a_job_that_was_killed_says_what_is_known_and_the_line_to_type(
+    online: Path, num_events: int, found: str, line: str
+) -> None:
+    record = RunFolder.read(online).record
+    this = RunProcess.this()
+    if this is None:
+        pytest.skip("this system does not tell when a process was started")
+    gone = RunProcess(pid=this.pid, started=this.started - 1, boot=this.boot)
+    RunFolder(online).write(msgspec.structs.replace(record, process=gone))
+    lines = (online / "events.0.jsonl").read_text().splitlines()
+    (online / "events.0.jsonl").write_text("\n".join(lines[:num_events]) + "\n")
+    ending = lagom_overlap.load(online).conclusion
+    assert ending.found == found
+    assert ending.why.startswith("the job was killed; its last state: ")
+    assert ending.next_line.startswith(line)
 
 
 @pytest.mark.parametrize("name", ["events.0.jsonl", "journal.0.jsonl"])

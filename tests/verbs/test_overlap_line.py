@@ -48,7 +48,25 @@ def test_a_profiler_becomes_one_line_and_keeps_its_trace_where_asked(tmp_path):
 def test_what_cannot_be_read_ends_no_job(tmp_path):
     spent = Recorded()
     spent.is_saved = True
-    assert lagom_overlap.overlap_line(spent) == "overlap: not known (Trace is already saved.)"
+    assert lagom_overlap.overlap_line(spent) == (
+        "overlap: not known (Trace is already saved: give overlap_line the file that it was saved to)"
+    )
     idle = torch.profiler.profile()
     assert lagom_overlap.overlap_line(idle).startswith("overlap: not known (AssertionError")
     assert lagom_overlap.overlap_line(tmp_path / "none.json").startswith("overlap: not known (cannot read")
+
+
+def test_ranks_that_name_one_file_read_their_own_and_a_folder_keeps_the_last_of_each(tmp_path):
+    class Shared(Recorded):
+        """Another rank writes to the path that both name, before this one reads."""
+
+        def export_chrome_trace(self, path: str) -> None:
+            super().export_chrome_trace(path)
+            (tmp_path / "trace.json").write_text("{ another rank writes")
+
+    assert lagom_overlap.overlap_line(Shared(), tmp_path / "trace.json") == LINE
+    assert json.loads((tmp_path / "trace.json").read_bytes())["traceEvents"]
+    for _ in range(2):
+        assert lagom_overlap.overlap_line(Recorded(), tmp_path / "new" / "traces") == LINE
+    assert [path.name for path in (tmp_path / "new" / "traces").iterdir()] == ["rank0.json.gz"]
+    assert lagom_overlap.analyze(tmp_path / "new" / "traces").ranks[0].steps == 1

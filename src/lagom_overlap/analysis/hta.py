@@ -4,7 +4,8 @@ Its conventions, found by running it and reading its output:
 - a GPU event is whatever carries a stream number: kernels, copies, sets, but also Triton's CPU operators;
 - communication is what matches `^nccl.*Kernel`, memory `^Memcpy|^Memset|^dma`; all else computes, copies between GPUs
   and foreign collectives included, unless its name contains "Sync" or "Memcpy";
-- start = ceil(ts), end = floor(ts + dur) in whole microseconds, in float64;
+- start = ceil(ts), end = floor(ts + dur) in whole microseconds, in float64; an event within one microsecond ends 1 us
+  before it starts, and where nothing else runs it takes that off the time in which something does;
 - with more than one profiler step only events launched before the last step begins are kept, and those without a known
   launch are dropped; a step marked on the GPU's timeline counts as one of the CPU's, so that the last may begin later;
 - overlap = |union(comm) n union(compute)| / |union(comm)|; idle = span - |union(all)|; non_compute = span - idle -
@@ -67,6 +68,16 @@ def _rounded(start_ns: Int64, end_ns: Int64) -> tuple[Int64, Int64]:
     return start, np.floor(start_us + length_us).astype(np.int64) * NS_PER_US
 
 
+def _busy_ns(start: Int64, end: Int64) -> int:
+    """The time in which something runs, as HTA adds it up: pieces below 0 count, too."""
+    if not len(start):
+        return 0
+    order = np.argsort(start, kind="stable")
+    begins, reach = start[order], np.maximum.accumulate(end[order])
+    opens = np.concatenate(([True], begins[1:] > reach[:-1]))
+    return int(reach[np.append(opens[1:], True)].sum() - begins[opens].sum())
+
+
 def hta_figures(trace: GpuTrace, *, rounded: bool = True) -> HtaFigures:
     """HTA's overlap and temporal breakdown of one rank; `rounded=False` is its HTA_DISABLE_NS_ROUNDING=1."""
     events, marked = trace.events, trace.marked
@@ -82,19 +93,18 @@ def hta_figures(trace: GpuTrace, *, rounded: bool = True) -> HtaFigures:
         start, end, codes = start[kept], end[kept], codes[kept]
     if rounded:
         start, end = _rounded(start, end)
-    comm, compute = (
-        Intervals.union(start[codes == order[kind]], end[codes == order[kind]])
-        for kind in (HtaKind.COMM, HtaKind.COMPUTE)
-    )
+    of_kind = [codes == order[kind] for kind in (HtaKind.COMM, HtaKind.COMPUTE)]
+    comm, compute = (Intervals.union(start[rows], end[rows]) for rows in of_kind)
+    comm_ns, compute_ns = (_busy_ns(start[rows], end[rows]) for rows in of_kind)
     overlap_ns = comm.intersect(compute).length_ns
     span_ns = int(end.max() - start.min()) if len(start) else 0
-    idle_ns = span_ns - Intervals.union(start, end).length_ns
+    idle_ns = span_ns - _busy_ns(start, end)
     return HtaFigures(
-        overlap_pct=100 * overlap_ns / comm.length_ns if comm.length_ns else None,
+        overlap_pct=100 * overlap_ns / comm_ns if comm_ns else None,
         idle_us=idle_ns / NS_PER_US,
-        compute_us=compute.length_ns / NS_PER_US,
-        non_compute_us=(span_ns - idle_ns - compute.length_ns) / NS_PER_US,
+        compute_us=compute_ns / NS_PER_US,
+        non_compute_us=(span_ns - idle_ns - compute_ns) / NS_PER_US,
         span_us=span_ns / NS_PER_US,
-        comm_us=comm.length_ns / NS_PER_US,
+        comm_us=comm_ns / NS_PER_US,
         overlap_us=overlap_ns / NS_PER_US,
     )

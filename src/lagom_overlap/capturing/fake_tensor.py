@@ -285,6 +285,18 @@ def _stream_names(model: nn.Module, communicators: Communicators) -> dict[str, s
     return names
 
 
+def check_ranks(num_ranks: int, rank: int) -> None:
+    """Refuses a rank, or a number of them, that no capture has.
+
+    Raises:
+        JobError: if it is out of range.
+    """
+    if not 1 <= num_ranks <= MAX_RANKS:
+        raise JobError(f"ranks is {num_ranks}, must be 1 to {MAX_RANKS}")
+    if not 0 <= rank < num_ranks:
+        raise JobError(f"rank is {rank}, must be 0 to ranks - 1 = {num_ranks - 1}")
+
+
 def capture_step(
     build: Callable[[], TrainingStep],
     *,
@@ -303,10 +315,7 @@ def capture_step(
         JobError: if ranks are out of range, or `build` returns no `TrainingStep`.
         BackendError: if the process has a default process group.
     """
-    if not 1 <= num_ranks <= MAX_RANKS:
-        raise JobError(f"ranks is {num_ranks}, must be 1 to {MAX_RANKS}")
-    if not 0 <= rank < num_ranks:
-        raise JobError(f"rank is {rank}, must be 0 to ranks - 1 = {num_ranks - 1}")
+    check_ranks(num_ranks, rank)
     recorder = StepRecorder()
     fake_mode = FakeTensorMode()  # imports torch._dynamo, which must see torch's own streams
     with fake_world(num_ranks, rank) as streams, data_parallel_stand_in(), fake_mode, warnings.catch_warnings():

@@ -185,7 +185,7 @@ class Job:
         """The values that the job allows per knob.
 
         Raises:
-            JobError: if a list is empty, or a size is none.
+            JobError: if a size is none.
         """
         return limits_of(self.spec.tune.space)
 
@@ -377,21 +377,17 @@ class PredictedJob(Job):
 def _sizes(values: list[int | str] | None, key: str) -> tuple[int, ...] | None:
     if values is None:
         return None
-    return _increasing([size_bytes(value, f"tune.space.{key}[{i}]") for i, value in enumerate(values)], key)
+    return _increasing([size_bytes(value, f"tune.space.{key}[{i}]") for i, value in enumerate(values)])
 
 
-def _increasing(values: list[int], key: str) -> tuple[int, ...]:
-    if not values:
-        raise JobError(f"tune.space.{key} is empty, must name at least one value")
+def _increasing(values: list[int]) -> tuple[int, ...]:
     return tuple(sorted(set(values)))
 
 
 _T = TypeVar("_T")
 
 
-def _chosen(values: list[_T] | None, key: str) -> tuple[_T, ...] | None:
-    if values == []:
-        raise JobError(f"tune.space.{key} is empty, must name at least one value")
+def _chosen(values: list[_T] | None) -> tuple[_T, ...] | None:
     return None if values is None else tuple(dict.fromkeys(values))
 
 
@@ -399,7 +395,7 @@ def limits_of(space: SpaceTable) -> SpaceLimits:
     """The values that a job allows per knob, slices converted to chunks.
 
     Raises:
-        JobError: if a list is empty, or a size is none.
+        JobError: if a size is none.
     """
     chunk_bytes = _sizes(space.chunk_bytes, "chunk_bytes")
     slices = _sizes(space.slice_bytes, "slice_bytes")
@@ -409,11 +405,11 @@ def limits_of(space: SpaceTable) -> SpaceLimits:
         except ValueError as error:
             raise JobError(f"tune.space.slice_bytes: {error}") from None
     return SpaceLimits(
-        algorithms=_chosen(space.algorithm, "algorithm"),
-        protocols=_chosen(space.protocol, "protocol"),
-        transports=_chosen(space.transport, "transport"),
-        num_channels=None if space.num_channels is None else _increasing(space.num_channels, "num_channels"),
-        num_threads=None if space.num_threads is None else _increasing(space.num_threads, "num_threads"),
+        algorithms=_chosen(space.algorithm),
+        protocols=_chosen(space.protocol),
+        transports=_chosen(space.transport),
+        num_channels=None if space.num_channels is None else _increasing(space.num_channels),
+        num_threads=None if space.num_threads is None else _increasing(space.num_threads),
         chunk_bytes=chunk_bytes,
         launches=_launches(space),
     )
@@ -424,9 +420,9 @@ def _launches(space: SpaceTable) -> LaunchSpace | None:
     if not space.launch_keys:
         return None
     return LaunchSpace(
-        sm_carveouts=() if space.sm_carveout is None else _increasing(space.sm_carveout, "sm_carveout"),
-        orders=_chosen(space.launch_order, "launch_order") or (),
-        priorities=_chosen(space.stream_priority, "stream_priority") or (),
+        sm_carveouts=() if space.sm_carveout is None else _increasing(space.sm_carveout),
+        orders=_chosen(space.launch_order) or (),
+        priorities=_chosen(space.stream_priority) or (),
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final, get_type_hints
 import msgspec
 
 from lagom_overlap.errors import JobError, MissingDependencyError, UnknownNameError, allowed_names, in_words
-from lagom_overlap.jobfile.spec import JobSpec, ModelTable, Spec, TimesSource, link_bytes_per_s
+from lagom_overlap.jobfile.spec import JobSpec, ModelTable, SpaceTable, Spec, TimesSource, link_bytes_per_s
 from lagom_overlap.record import read_regular, starts_with
 from lagom_overlap.registry import BACKENDS, PLANNERS, TUNERS, checked_options, entry_point_names, load
 from lagom_overlap.toml_tables import parse_toml, size_bytes, types_in
@@ -195,6 +195,9 @@ def _check_together(spec: JobSpec, where: str, *, may_lack_work: bool) -> None:
     link_bytes_per_s(spec.job.link)
     _check_groups(spec, where)
     space = spec.tune.space
+    for key in _keys_of(SpaceTable):
+        if getattr(space, key) == []:
+            raise JobError(f"{where}: tune.space.{key} is [], must name at least one value")
     if space.chunk_bytes is not None and space.slice_bytes is not None:
         raise JobError(f"{where}: tune.space: give chunk_bytes or slice_bytes, not both")
 

@@ -95,20 +95,32 @@ def _finish(arguments: argparse.Namespace, folder: RunFolder | None, report: Rep
             )
             if not arguments.json:
                 say(f"Report: {arguments.out / 'report.html'}")
+    if not arguments.json:
+        say(f"\nNext: {_again(arguments) if report.is_interrupted else _following(arguments, report)}")
     if not report.is_interrupted:
-        if not arguments.json:
-            say(f"\nNext: {_following(arguments, report)}")
         return 0
     write_lines(f"lagom reproduce: interrupted; {', '.join(report.chapters)} were done and are kept")
     return exit_code()
 
 
+def _typed(arguments: argparse.Namespace) -> str:
+    """What was asked for, but for what is written where."""
+    given = {"backend": arguments.backend, "link": arguments.link, "seed": arguments.seed}
+    flags = "".join(f" --{name} {shlex.quote(str(value))}" for name, value in given.items() if value is not None)
+    return f"lagom reproduce {shlex.quote(arguments.figure)}{flags}"
+
+
+def _again(arguments: argparse.Namespace) -> str:
+    """After an interrupt: the same once more, into a folder that is not there yet."""
+    unknowns = " --unknowns" if arguments.unknowns else ""
+    out = "" if arguments.out is None else f" --out {shlex.quote(new_folder(str(arguments.out)))}"
+    return f"{_typed(arguments)}{unknowns}{out}    # from the start: nothing of an interrupted run is taken up again"
+
+
 def _following(arguments: argparse.Namespace, report: ReproduceReport) -> str:
     if arguments.out is not None:
         return f"lagom open {shlex.quote(str(arguments.out))}"
-    given = {"backend": arguments.backend, "link": arguments.link, "seed": arguments.seed}
-    flags = "".join(f" --{name} {shlex.quote(str(value))}" for name, value in given.items() if value is not None)
-    again = f"lagom reproduce {shlex.quote(arguments.figure)}{flags}"
+    again = _typed(arguments)
     if arguments.unknowns:
         return f"{again} --unknowns --out {new_folder('reproduced')}    # writes the page"
     if set(report.chapters) & set(SWEPT) and arguments.backend == "simulated":

@@ -9,7 +9,9 @@ import msgspec
 
 from lagom_overlap.errors import BundleError, in_words
 from lagom_overlap.record import read_regular, write_private
+from lagom_overlap.report.bars import BARS_WIDTH, Bar, time_ticks
 from lagom_overlap.report.render import render
+from lagom_overlap.report.style import BAD, GOOD
 from lagom_overlap.results.base import decoded, encoded
 from lagom_overlap.results.proof import ProofResult
 from lagom_overlap.units import format_percent, format_seconds
@@ -53,7 +55,30 @@ def render_proof(result: ProofResult) -> str:
         [str(number), format_seconds(default_s), format_seconds(configured_s), f"{default_s / configured_s:.4f}×"]
         for number, (default_s, configured_s) in enumerate(zip(result.default_s, result.configured_s, strict=False), 1)
     ]
-    return render("proof.html.j2", result=result, test=_test(result), where=_where(result), pairs=pairs)
+    longest_s = max((*result.default_s, *result.configured_s), default=0.0)
+    return render(
+        "proof.html.j2",
+        result=result,
+        test=_test(result),
+        where=_where(result),
+        pairs=pairs,
+        bars=_bars(result, longest_s),
+        ticks=time_ticks(longest_s),
+        colours=((GOOD, "configured is faster"), (BAD, "default is faster")),
+        width=BARS_WIDTH,
+    )
+
+
+def _bars(result: ProofResult, longest_s: float) -> list[Bar]:
+    """A bar for each pair, between its two step times."""
+    unit = BARS_WIDTH / longest_s if longest_s else 0.0
+    bars = []
+    for row, (default_s, configured_s) in enumerate(zip(result.default_s, result.configured_s, strict=False)):
+        is_faster = configured_s < default_s
+        title = f"pair {row + 1}: default {format_seconds(default_s)}, configured {format_seconds(configured_s)}"
+        width = max(1.0, unit * abs(default_s - configured_s))
+        bars.append(Bar(unit * min(default_s, configured_s), width, row, GOOD if is_faster else BAD, title))
+    return bars
 
 
 def _test(result: ProofResult) -> list[list[str]]:

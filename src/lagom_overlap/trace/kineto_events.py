@@ -164,6 +164,7 @@ class KinetoEvents:
     waits: list[StreamWait] = field(default_factory=list)
     num_events: int = 0
     num_begun: int = 0
+    num_foreign: Counter[str] = field(default_factory=Counter)
     only: frozenset[Hashable] | None = None
     launching_pids: set[Hashable] = field(default_factory=set)
     gpu_pids: dict[Hashable, int] = field(default_factory=dict)
@@ -320,7 +321,9 @@ class KinetoEvents:
             args = event.args
             if kind != _OTHER:
                 takers[kind](event, args or _NO_ARGS)
-            elif category == _GPU_ANNOTATION and type(event.name) is str and event.name.startswith(STEP_NAME):
+            elif category != _GPU_ANNOTATION:
+                self.num_foreign.update([category] if args is not None and args.stream is not None else [])
+            elif type(event.name) is str and event.name.startswith(STEP_NAME):
                 self.marks.take_gpu_step(event)
             if kind not in _GPU and args is not None and args.stream is not None:
                 self._take_marked(event, args)

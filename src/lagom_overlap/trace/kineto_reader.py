@@ -47,6 +47,8 @@ _FEW_AT_END: Final = 2
 """Launches at the end whose kernels a profiler that was stopped does not see."""
 _MANY_AT_END: Final = 0.1
 """Of all launches: as many as make a step torn (`analysis.findings`)."""
+_MAX_WORD: Final = 40
+"""Characters of a category in a message."""
 _NO_DESCRIPTION: Final = ("", "undefined", "None")
 
 
@@ -215,6 +217,11 @@ def read_kineto(
         warnings.append("the packed file ends early: the job may have crashed while writing it")
     warnings.extend(f"{count} GPU events {why} were dropped" for why, count in sorted(builder.dropped.items()))
     if not len(builder.columns):
+        for category, num in builder.num_foreign.most_common(1):
+            raise TraceError(
+                f"{stream.name}: its {num} device events are of category {category[:_MAX_WORD]!r}, which is another "
+                "accelerator's and not read; kernel, gpu_memcpy and gpu_memset are"
+            )
         cut = f" ({'; '.join(warnings)})" if warnings else ""
         how = (
             'its events are pairs of begin and end ("ph": "B"), and only complete ones ("ph": "X") are read'

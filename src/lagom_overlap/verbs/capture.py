@@ -246,16 +246,24 @@ def _options_of(parallel: ParallelTable) -> dict[str, int | str]:
 def _capture_script(request: CaptureRequest, path: Path, function: str) -> IssuedStep:
     if not path.is_file():
         raise JobError(f"script {str(path)!r} does not exist")
+    _check_script(request)
     with _failures_explained(str(path)):
         build = _function_of(path, function)
     return _capture_function(request, build, name=f"{path.stem}-{function}", where=str(path))
 
 
-def _capture_function(request: CaptureRequest, build: Callable[[], Any], *, name: str, where: str) -> IssuedStep:
+def _check_script(request: CaptureRequest) -> int:
+    """The number of ranks; refuses, before any of the script runs, what no capture of one has."""
     for flag in ("parallel", "seq_len", "micro_batch"):
         if getattr(request, flag) is not None:
             raise JobError(f"--{flag.replace('_', '-')} goes with a named model; a script says it itself")
     num_ranks = DEFAULT_RANKS if request.num_ranks is None else request.num_ranks
+    _torch_part("fake_tensor").check_ranks(num_ranks, request.rank)
+    return num_ranks
+
+
+def _capture_function(request: CaptureRequest, build: Callable[[], Any], *, name: str, where: str) -> IssuedStep:
+    num_ranks = _check_script(request)
     return captured_step(build, num_ranks=num_ranks, rank=request.rank, name=name, where=where)
 
 

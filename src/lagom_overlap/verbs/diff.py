@@ -153,6 +153,8 @@ def _flat(value: object, name: str) -> Iterator[tuple[str, str]]:
         case list() if any(isinstance(inner, dict) for inner in value):
             for number, inner in enumerate(value):
                 yield from _flat(inner, f"{name}[{number}]")
+        case list() if name == "request.command":
+            yield name, shlex.join(map(str, value))
         case None:
             return
         case _:

@@ -3,6 +3,7 @@
 All are lines that are appended whole; the last may be torn by a kill, and is passed over.
 """
 
+import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -11,10 +12,11 @@ import msgspec
 
 from lagom_overlap.collective import CommConfig
 from lagom_overlap.errors import BundleError, LagomError
+from lagom_overlap.export.run_variables import RunMode
 from lagom_overlap.export.saved import SETTINGS_NAME, read_saved
 from lagom_overlap.jobfile.run_folder import SavedRun
 from lagom_overlap.record import read_regular
-from lagom_overlap.results.conclusion import Conclusion
+from lagom_overlap.results.conclusion import Conclusion, command_line
 from lagom_overlap.results.run import RunResult, StateChange, Tried
 from lagom_overlap.results.step_times import read_step_times
 from lagom_overlap.tuners.bundle import MAX_BUNDLE_BYTES, parse_header
@@ -24,6 +26,8 @@ JOURNALS: Final = ("measurements.jsonl", "journal.0.jsonl")
 """Of `lagom tune`, and of a job that is tuned while it runs."""
 EVENTS: Final = "events.0.jsonl"
 METRICS: Final = "metrics.0.prom"
+_SETTLED: Final = ("watch", "done")
+"""States in which a search was over, by their names in the events."""
 _MAX_TEXT_BYTES: Final = 256 << 20
 """Chosen, far above the events of any job."""
 
@@ -150,8 +154,25 @@ def read_run(saved: SavedRun) -> RunResult:
         steps_s=() if times is None else times.settled_s,
         settings=() if kept is None else kept.settings,
         verdict=None if kept is None else kept.verdict,
-        conclusion=None if ending is None else Conclusion(ending.result, ending.why, ending.next),
+        conclusion=_cut_off(saved, plain, 0 if kept is None else len(kept.settings))
+        if ending is None
+        else Conclusion(ending.result, ending.why, ending.next),
     )
+
+
+def _cut_off(saved: SavedRun, plain: "_Plain", num_settings: int) -> Conclusion | None:
+    """What is known of a search that was killed before it could say so; None of a run that may go on."""
+    if plain.mode != RunMode.ONLINE or not saved.has_no_process:
+        return None
+    command = command_line(plain.command)
+    last = plain.states[-1] if plain.states else None
+    why = "the job was killed" + ("" if last is None else f"; its last state: {last.state}, {last.reason}")
+    if num_settings:
+        found = f"the saved settings set {num_settings} call site{'s' if num_settings > 1 else ''}"
+        return Conclusion(found, why, f"lagom run --prove {shlex.quote(str(saved.path))} -- {command}")
+    if last is not None and last.state in _SETTLED:
+        return Conclusion("nothing is set", why, f"{command}    # as it is: there is nothing to set")
+    return Conclusion("nothing is decided, nothing was saved", why, f"lagom run --online -- {command}    # to its end")
 
 
 class _Plain(msgspec.Struct, kw_only=True):

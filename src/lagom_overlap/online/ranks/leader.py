@@ -18,6 +18,7 @@ from statistics import fmean
 from typing import Final
 
 from lagom_overlap.collective.sites import RoleCycle, SiteSetting
+from lagom_overlap.collective.size_class import LEAST_BYTES
 from lagom_overlap.online.options import OnlineOptions
 from lagom_overlap.online.payback import Payback
 from lagom_overlap.online.problems import JobProblems, job_problems
@@ -30,6 +31,7 @@ from lagom_overlap.online.ranks.search import Search, StudyFactory
 from lagom_overlap.online.ranks.watch import WATCHED_STEPS, Watch
 from lagom_overlap.results.contest import ContestResult
 from lagom_overlap.tuners.study import Study
+from lagom_overlap.units import format_bytes
 
 _log = logging.getLogger(__name__)
 
@@ -284,7 +286,10 @@ class Leader:
         if not self._options.searches:
             return self._watch.settle((), "nothing is set: the settings are not of this job", self._shapes)
         if not job.groups:
-            words = "nothing to tune: no setting reaches a collective of this job"
+            words = (
+                "nothing to tune: no setting reaches a collective of this job; calls below "
+                f"{format_bytes(LEAST_BYTES)} are left alone"
+            )
             return self._watch.settle((), words, self._shapes)
         return self._search_job(job)
 
