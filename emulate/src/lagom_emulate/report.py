@@ -8,7 +8,7 @@ from rich.text import Text
 
 from lagom_emulate.prices import PriceSource
 from lagom_emulate.result import EmulateResult
-from lagom_overlap.report.fitted import WIDTH, Fitted
+from lagom_overlap.report.fitted_table import WIDTH, Fitted
 from lagom_overlap.units import format_memory, format_seconds
 
 _SOURCES: Final = {

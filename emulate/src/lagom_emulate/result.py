@@ -75,7 +75,7 @@ class EmulateResult(Result):
 
     def figure(self) -> "go.Figure":
         """What ran when in the last step."""
-        from lagom_overlap.report.streams import streams_figure  # noqa: PLC0415  plotly is loaded on demand
+        from lagom_overlap.report.timeline_figure import streams_figure  # noqa: PLC0415  plotly is loaded on demand
 
         return streams_figure({" ".join(self.command[-1:]) or "job": self.timeline})
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.text import Text
 
-from lagom_overlap.report.fitted import Fitted
+from lagom_overlap.report.fitted_table import Fitted
 from lagom_overlap.report.plan import plan_table
 from lagom_overlap.report.style import ACCENT, NEUTRAL, bars_height, label, lay_out, time_unit
 from lagom_overlap.results.compare import ComparePlannersResult

@@ -13,7 +13,7 @@ from rich.text import Text
 from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.planners.simulated import Simulation
 from lagom_overlap.report.bars import BARS_WIDTH, Bar, Tick, longest_spans, span_bar, time_ticks
-from lagom_overlap.report.fitted import WIDTH, Fitted
+from lagom_overlap.report.fitted_table import WIDTH, Fitted
 from lagom_overlap.report.plan_path import ExposedPart, PathPart, critical_path, exposed_by
 from lagom_overlap.report.render import render
 from lagom_overlap.report.style import COMPUTE, colour_of
@@ -393,6 +393,6 @@ def _path_sums(parts: tuple[PathPart, ...]) -> list[tuple[str, int, float]]:
 
 def figure(result: PlanResult) -> "go.Figure":
     """What ran when on which stream: as simulated before and after the plan."""
-    from lagom_overlap.report.streams import streams_figure  # noqa: PLC0415 - the terminal must not wait for plotly
+    from lagom_overlap.report.timeline_figure import streams_figure  # noqa: PLC0415 - the terminal must not wait for plotly
 
     return streams_figure(result.step.timelines)

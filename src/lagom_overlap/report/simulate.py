@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lagom_overlap.report.bars import BARS_WIDTH, Bar, longest_spans, span_bar, time_ticks
-from lagom_overlap.report.fitted import WIDTH, Fitted
+from lagom_overlap.report.fitted_table import WIDTH, Fitted
 from lagom_overlap.report.render import render
 from lagom_overlap.report.style import BAD, COMPUTE, colour_of
 from lagom_overlap.report.what_if import what_if_parts, what_if_section
@@ -180,6 +180,6 @@ def render_simulation(result: SimulateResult) -> str:
 
 def figure(result: SimulateResult) -> "go.Figure":
     """What ran when on which stream."""
-    from lagom_overlap.report.streams import streams_figure  # noqa: PLC0415 - the terminal must not wait for plotly
+    from lagom_overlap.report.timeline_figure import streams_figure  # noqa: PLC0415 - the terminal must not wait for plotly
 
     return streams_figure({result.job: result.timeline})

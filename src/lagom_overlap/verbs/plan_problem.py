@@ -26,7 +26,7 @@ from lagom_overlap.jobfile.variants import JobVariants
 from lagom_overlap.planners.base import OpTimes, PlanProblem, StepTotals
 from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.planners.deadline import SearchBudget
-from lagom_overlap.planners.framework import FSDP2, framework_of
+from lagom_overlap.planners.framework_waits import FSDP2, framework_of
 from lagom_overlap.planners.simulated import simulated
 from lagom_overlap.planners.times import ModelTimes
 from lagom_overlap.results.plan import TimesOrigin

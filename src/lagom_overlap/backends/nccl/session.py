@@ -16,7 +16,7 @@ from typing import Final, cast
 import torch
 from torch import distributed as dist
 
-from lagom_overlap.backends.nccl.device import Device
+from lagom_overlap.backends.nccl.cuda_device import Device
 from lagom_overlap.backends.nccl.overlap import HeadStart, NcclOverlap, issue_collective, make_ready, run_overlap
 from lagom_overlap.collective import Collective, CommConfig, CommunicatorId, ConfigKey, ConfigTable
 from lagom_overlap.collective.sites import cycles_of

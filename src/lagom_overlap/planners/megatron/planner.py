@@ -34,7 +34,7 @@ from lagom_overlap.errors import JobError
 from lagom_overlap.planners.base import Plan, PlanProblem
 from lagom_overlap.planners.context import divisible
 from lagom_overlap.planners.finish import Issue, finished, order_by
-from lagom_overlap.planners.framework import framework_arcs
+from lagom_overlap.planners.framework_waits import framework_arcs
 from lagom_overlap.planners.megatron.flags import (
     USERBUFFER_SPLITS,
     MegatronFlags,

@@ -12,8 +12,15 @@ from typing import Final
 
 from lagom_overlap.planners.base import OpTimes
 from lagom_overlap.planners.sharding_search.conversions import Conversions
-from lagom_overlap.planners.sharding_search.layouts import Held, Layout, Placement, SearchMesh, layouts_of, local_bytes
-from lagom_overlap.planners.sharding_search.problem import Node, Option, ShardingProblem
+from lagom_overlap.planners.sharding_search.mesh_layouts import (
+    Held,
+    Layout,
+    Placement,
+    SearchMesh,
+    layouts_of,
+    local_bytes,
+)
+from lagom_overlap.planners.sharding_search.sharding_problem import Node, Option, ShardingProblem
 from lagom_overlap.planners.sharding_search.strategies import (
     Choice,
     Need,

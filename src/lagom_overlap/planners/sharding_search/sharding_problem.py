@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lagom_overlap.planners.sharding_search.conversions import Conversions
-from lagom_overlap.planners.sharding_search.layouts import Layout, SearchMesh
+from lagom_overlap.planners.sharding_search.mesh_layouts import Layout, SearchMesh
 from lagom_overlap.planners.sharding_search.strategies import Need, ShardingStrategy, Views
 from lagom_overlap.workload.tensor_program import TensorCall, TensorProgram
 
