@@ -46,7 +46,7 @@ from lagom_overlap.engines.fx.apply import apply_rewrites
 from lagom_overlap.engines.fx.commands import ArmRuns
 from lagom_overlap.engines.fx.process_groups import ProcessGroups
 from lagom_overlap.engines.fx.program import load_program
-from lagom_overlap.engines.fx.session import PlannedSession, relative_error
+from lagom_overlap.engines.fx.program_session import PlannedSession, relative_error
 from lagom_overlap.engines.fx.streams import StreamedStep
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.jobfile.registry import make_planner

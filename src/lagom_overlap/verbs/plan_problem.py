@@ -11,9 +11,9 @@ from lagom_overlap.backends.gloo.programs import ProgramRanks
 from lagom_overlap.capturing.file import read_capture
 from lagom_overlap.errors import JobError, MissingDependencyError
 from lagom_overlap.hardware import Cluster, load_preset
+from lagom_overlap.jobfile.auto_sharding import searched_step
 from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.memory import check_memory
-from lagom_overlap.jobfile.sharding import searched_step
 from lagom_overlap.jobfile.spec import (
     JobSpec,
     PlanTable,

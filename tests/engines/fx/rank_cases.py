@@ -13,7 +13,7 @@ from lagom_overlap.engines.fx.commands import Refused, RunPlan, ScriptProgram
 from lagom_overlap.engines.fx.nodes import OP_NAME
 from lagom_overlap.engines.fx.process_groups import ProcessGroups
 from lagom_overlap.engines.fx.program import capture_step, load_program
-from lagom_overlap.engines.fx.session import PlannedSession
+from lagom_overlap.engines.fx.program_session import PlannedSession
 from lagom_overlap.engines.fx.slide import check_replicated
 from lagom_overlap.engines.fx.streams import Arrival, StreamedStep, settled
 from lagom_overlap.errors import JobError
@@ -418,7 +418,7 @@ def fsdp2_side_by_side(settings):
     from torch.distributed.fsdp import fully_shard
 
     from lagom_overlap import TrainingStep
-    from lagom_overlap.engines.fx.training import compared
+    from lagom_overlap.engines.fx.training_session import compared
     from lagom_overlap.verbs.plan_apply import DefaultGroupRanks
 
     def build():

@@ -11,6 +11,16 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from lagom_overlap.planners.base import OpTimes
+from lagom_overlap.planners.sharding_search.call_strategies import (
+    Choice,
+    Need,
+    ShardingStrategy,
+    Views,
+    computing,
+    needs_of,
+    seconds_of,
+    strategies_of,
+)
 from lagom_overlap.planners.sharding_search.conversions import Conversions
 from lagom_overlap.planners.sharding_search.mesh_layouts import (
     Held,
@@ -21,16 +31,6 @@ from lagom_overlap.planners.sharding_search.mesh_layouts import (
     local_bytes,
 )
 from lagom_overlap.planners.sharding_search.sharding_problem import Node, Option, ShardingProblem
-from lagom_overlap.planners.sharding_search.strategies import (
-    Choice,
-    Need,
-    ShardingStrategy,
-    Views,
-    computing,
-    needs_of,
-    seconds_of,
-    strategies_of,
-)
 from lagom_overlap.workload import MemoryBound
 from lagom_overlap.workload.tensor_program import Operand, TensorCall, TensorProgram, ValueKind
 
