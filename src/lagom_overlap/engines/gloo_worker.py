@@ -272,13 +272,13 @@ class ProgramSession:
         answer: Profiled | PlanRun | Traced | Refused
         match command:
             case ProfileProgram():
-                answer = self._session("session", "PlannedSession").profile(command)
+                answer = self._session("program_session", "PlannedSession").profile(command)
             case RunPlan():
-                answer = self._session("session", "PlannedSession").run(command)
+                answer = self._session("program_session", "PlannedSession").run(command)
             case TraceSteps():
-                answer = self._session("training", "TrainingSession").trace(command)
+                answer = self._session("training_session", "TrainingSession").trace(command)
             case RunSettings():
-                answer = self._session("training", "TrainingSession").run(command)
+                answer = self._session("training_session", "TrainingSession").run(command)
         return answer
 
     def _session(self, module: str, name: str) -> Any:
