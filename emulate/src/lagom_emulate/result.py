@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lagom_emulate.recorder import StepFigures
-from lagom_overlap import __version__
 from lagom_overlap.results.base import Result, Row
 from lagom_overlap.timeline import Timeline
 
@@ -34,7 +33,6 @@ class EmulateResult(Result):
     """
 
     tool: str = "lagom emulate"
-    version: str = __version__
     command: tuple[str, ...]
     exit_code: int
     cluster: str

@@ -5,7 +5,6 @@ from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from lagom_overlap import __version__
 from lagom_overlap.planners.base import Plan
 from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.planners.effects import SwitchAdvice
@@ -173,7 +172,6 @@ class PlanResult(Drawn):
     verb: ClassVar[str] = "plan"
 
     tool: str = "lagom plan"
-    version: str = __version__
     job: str
     num_ranks: int
     planner: str

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import isfinite
 
-from lagom_overlap import __version__
 from lagom_overlap.results.base import Result, Row
 from lagom_overlap.results.conclusion import Conclusion
 from lagom_overlap.tuners.sequential import Decision, Judgement
@@ -39,7 +38,6 @@ class ProofResult(Result):
     """
 
     tool: str = "lagom run --prove"
-    version: str = __version__
     subject: str
     kind: str
     way: ProofWay
