@@ -32,7 +32,7 @@ from statistics import fmean, median
 from lagom_overlap.collective import Collective, CollectiveKind, CommConfig
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.cost.nccl import CpuVendor, PathType, Topology, choose, load_topology, topology_names
-from lagom_overlap.cost.nccl.search import NvswitchMachine, nvswitch_topology, pcie_topology
+from lagom_overlap.cost.nccl.derived_graphs import NvswitchMachine, nvswitch_topology, pcie_topology
 from lagom_overlap.cost.nccl.wire import wire_terms
 from lagom_overlap.errors import LagomError
 from lagom_overlap.hardware import load_preset

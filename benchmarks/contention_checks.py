@@ -19,8 +19,8 @@ from statistics import median
 
 from lagom_overlap.collective import Collective, CollectiveKind, CommConfig, chunk_bytes_of_slice
 from lagom_overlap.cost import Collectives, ContentionModel, load_profile
-from lagom_overlap.cost.contention import eq5_dispatch
 from lagom_overlap.cost.kernels import kernel_of_time
+from lagom_overlap.cost.lagom_equations import eq5_dispatch
 from lagom_overlap.hardware import Cluster, Link, LinkKind, load_preset
 from lagom_overlap.papers.workloads import fsdp_iteration
 from lagom_overlap.sim import GroupSimulator

@@ -41,7 +41,7 @@ from lagom_overlap.verbs.simulate import SimulateRequest, run_simulate
 from lagom_overlap.workload.models import TransformerModel, load_model, model_names
 from lagom_overlap.workload.parallel import Recompute
 from lagom_overlap.workload.step.framework_file import has_dispatcher, has_switch
-from lagom_overlap.workload.step.groups import SHARDS
+from lagom_overlap.workload.step.rank_groups import SHARDS
 
 LIMIT_S: Final = 60
 """Longer than this and a job counts as hanging."""

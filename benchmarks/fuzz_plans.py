@@ -40,8 +40,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from lagom_overlap.capturing import fake_tensor
 from lagom_overlap.capturing.fake_tensor import TrainingStep, capture_step
-from lagom_overlap.capturing.layouts import StorageTable
 from lagom_overlap.capturing.recorder import StepRecorder
+from lagom_overlap.capturing.storages import StorageTable
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.errors import JobError
@@ -49,7 +49,7 @@ from lagom_overlap.hardware import load_preset
 from lagom_overlap.jobfile.registry import make_planner, planner_names
 from lagom_overlap.planners.base import Plan, PlanProblem
 from lagom_overlap.planners.deadline import SearchBudget
-from lagom_overlap.planners.framework import FSDP2, framework_of
+from lagom_overlap.planners.framework_waits import FSDP2, framework_of
 from lagom_overlap.planners.simulated import simulated
 from lagom_overlap.planners.times import ModelTimes, origin_name
 from lagom_overlap.timeline import Span

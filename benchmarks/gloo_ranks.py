@@ -14,7 +14,7 @@ from torch import distributed as dist
 from lagom_overlap.backends.gloo.link import EmulatedLink
 from lagom_overlap.capturing.fx import FxCapture
 from lagom_overlap.engines.fx.apply import name_operators
-from lagom_overlap.engines.fx.session import PlannedSession
+from lagom_overlap.engines.fx.program_session import PlannedSession
 from lagom_overlap.engines.gloo_worker import die_with_parent, pin_to_core
 from lagom_overlap.jobfile.spec import link_bytes_per_s
 

@@ -26,7 +26,7 @@ from lagom_overlap.hardware import Cluster, load_preset
 from lagom_overlap.sim.training import TrainingSimulator
 from lagom_overlap.workload.models import load_model
 from lagom_overlap.workload.parallel import ParallelLayout, Recompute
-from lagom_overlap.workload.parallel.check import check_layout
+from lagom_overlap.workload.parallel.layout_check import check_layout
 
 TARGET_STEP_MS: Final = 50.0
 SEQ_LEN: Final = 8192

@@ -23,7 +23,7 @@ from pathlib import Path
 from collective_time import DGX_A100, DGX_H100
 from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, Protocol
 from lagom_overlap.cost.nccl import CpuVendor, Graph, PathType, Topology, candidates, choose
-from lagom_overlap.cost.nccl.search import nvswitch_topology
+from lagom_overlap.cost.nccl.derived_graphs import nvswitch_topology
 from lagom_overlap.papers.reproduce.datasets import data_roots
 
 TARGET = 0.95

@@ -44,9 +44,9 @@ from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.engines.fx.apply import apply_rewrites
 from lagom_overlap.engines.fx.commands import ArmRuns
-from lagom_overlap.engines.fx.groups import ProcessGroups
+from lagom_overlap.engines.fx.process_groups import ProcessGroups
 from lagom_overlap.engines.fx.program import load_program
-from lagom_overlap.engines.fx.session import PlannedSession, relative_error
+from lagom_overlap.engines.fx.program_session import PlannedSession, relative_error
 from lagom_overlap.engines.fx.streams import StreamedStep
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.jobfile.registry import make_planner

@@ -42,7 +42,7 @@ from torch._inductor.utils import run_and_get_code
 
 from gloo_ranks import join, leave, spawn, times_alone
 from lagom_overlap.capturing.fx import capture_graph
-from lagom_overlap.engines.fx.inductor import PlanPass
+from lagom_overlap.engines.fx.inductor_pass import PlanPass
 from lagom_overlap.engines.fx.nodes import is_collective
 from lagom_overlap.engines.fx.program import load_program
 from lagom_overlap.hardware import load_preset

@@ -26,14 +26,14 @@ from lagom_overlap.jobfile.memory import check_memory
 from lagom_overlap.jobfile.step import JobStep
 from lagom_overlap.jobfile.variants import JobVariants
 from lagom_overlap.planners.deadline import Deadline
-from lagom_overlap.planners.megatron.search import Found, SwitchEffect, SwitchVerdict
+from lagom_overlap.planners.megatron.switch_search import Found, SwitchEffect, SwitchVerdict
 from lagom_overlap.toml_tables import from_table, parse_toml, toml_value
 from lagom_overlap.units import format_memory, format_percent, format_seconds
 from lagom_overlap.verbs.plan import PlanRequest, run_plan
 from lagom_overlap.verbs.plan_megatron import by_default, found_switches, with_layout
 from lagom_overlap.verbs.plan_problem import read_input
 from lagom_overlap.workload.parallel import Dispatcher, ParallelLayout, ParallelTable, PipelineSchedule
-from lagom_overlap.workload.parallel.check import check_model
+from lagom_overlap.workload.parallel.layout_check import check_model
 from lagom_overlap.workload.step import load_rules
 from measured_rows import BadRowError, NotModelledError, read
 from training_steps.case import COLUMNS, StepCase

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from iteration_time import evaluate
-from lagom_overlap.cost.operators.constants import FrameworkConstants, OperatorConstants
 from lagom_overlap.cost.operators.gemm import GemmConstants
+from lagom_overlap.cost.operators.operator_constants import FrameworkConstants, OperatorConstants
 from lagom_overlap.workload.step.rules import IssueRules
 from lagom_overlap.workload.step.traffic import Casts, Mixture, Traffic
 

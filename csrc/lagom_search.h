@@ -1,7 +1,7 @@
 /* liblagom_search.so: the model of the machine in the tuner `ours`: its two curves, their fits, surrogates and the search on them;
  * and what of the tuner's other family is worth a compiler.
  *
- * What is computed and why: src/lagom_overlap/tuners/machine (model.py, surrogate.py); a second,
+ * What is computed and why: src/lagom_overlap/tuners/machine (group_model.py, surrogate.py); a second,
  * plain implementation in numpy stands in the tests. Here is only what is worth a compiler: an iteration of tens of
  * groups is planned within one step of training.
  *

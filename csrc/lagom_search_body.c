@@ -1,4 +1,4 @@
-/* How long the computations take during collectives (tuners/machine/model.py says why so). */
+/* How long the computations take during collectives (tuners/machine/group_model.py says why so). */
 #include "lagom_search.h"
 
 enum { SCALE, SHARE, PRESSURE, POLLUTION, HALF_FLIGHT, TOLL }; /* the constants of the computations */

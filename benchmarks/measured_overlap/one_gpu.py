@@ -13,7 +13,7 @@ from lagom_overlap.analysis.concurrency_model import modelled_kernel
 from lagom_overlap.analysis.groups import KernelKey
 from lagom_overlap.analysis.kernel_class import KernelClass, kernel_class
 from lagom_overlap.cost import ContentionModel, Profile
-from lagom_overlap.cost.contention import l2_miss_share
+from lagom_overlap.cost.lagom_equations import l2_miss_share
 from lagom_overlap.errors import LagomError
 from lagom_overlap.hardware import Cluster, Gpu, load_preset
 from lagom_overlap.trace.gpu_trace import NS_PER_S

@@ -21,13 +21,13 @@ from lagom_overlap.planners.base import Planner, PlanProblem
 from lagom_overlap.planners.baselines import ProgramOrder
 from lagom_overlap.planners.concerto.planner import Concerto
 from lagom_overlap.planners.deadline import SearchBudget
-from lagom_overlap.planners.framework import framework_of
+from lagom_overlap.planners.framework_waits import framework_of
 from lagom_overlap.planners.megatron import baselines
 from lagom_overlap.planners.predict import predict
 from lagom_overlap.planners.schedule import ScheduleOverlap
-from lagom_overlap.planners.sharding_search.choice import FoundSharding
 from lagom_overlap.planners.sharding_search.emit import emit
-from lagom_overlap.planners.sharding_search.layouts import SearchMesh
+from lagom_overlap.planners.sharding_search.integer_program import FoundSharding
+from lagom_overlap.planners.sharding_search.mesh_layouts import SearchMesh
 from lagom_overlap.planners.sharding_search.search import search_sharding
 from lagom_overlap.planners.simulated import simulated
 from lagom_overlap.workload.issued import IssuedStep

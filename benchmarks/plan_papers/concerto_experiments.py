@@ -15,11 +15,11 @@ from statistics import mean
 from lagom_overlap.errors import JobError
 from lagom_overlap.planners.base import OpTimes, PlanProblem
 from lagom_overlap.planners.baselines import ProgramOrder
-from lagom_overlap.planners.concerto.choice import without_overlap
 from lagom_overlap.planners.concerto.planner import Concerto
 from lagom_overlap.planners.concerto.strategies import ConcertoStrategy, CostMode, Pricing
+from lagom_overlap.planners.concerto.strategy_choice import without_overlap
 from lagom_overlap.planners.deadline import SearchBudget
-from lagom_overlap.planners.megatron.flags import MegatronFlags
+from lagom_overlap.planners.megatron.mechanisms import MegatronFlags
 from lagom_overlap.planners.megatron.planner import Megatron
 from lagom_overlap.planners.predict import predict
 from lagom_overlap.planners.step_index import StepIndex

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.planners.base import OpTimes, PlanProblem
 from lagom_overlap.planners.deadline import SearchBudget
-from lagom_overlap.planners.megatron.flags import MegatronFlags, TensorOverlap
+from lagom_overlap.planners.megatron.mechanisms import MegatronFlags, TensorOverlap
 from lagom_overlap.planners.megatron.planner import Megatron, MegatronRole, Roles
 from lagom_overlap.planners.predict import predict
 from lagom_overlap.planners.step_index import StepIndex

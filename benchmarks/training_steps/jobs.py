@@ -17,7 +17,7 @@ from lagom_overlap.hardware import Cluster, load_preset
 from lagom_overlap.units import TFLOPS
 from lagom_overlap.workload.models import TransformerModel, load_model
 from lagom_overlap.workload.parallel import Dispatcher, ParallelLayout, PipelineSchedule, Recompute
-from lagom_overlap.workload.parallel.check import check_layout
+from lagom_overlap.workload.parallel.layout_check import check_layout
 from lagom_overlap.workload.precision import Precision, ProductFormat
 from measured_gpus import preset_of
 from measured_limits import check_forwards, check_step

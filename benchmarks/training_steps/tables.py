@@ -17,7 +17,7 @@ from lagom_overlap.sim.training import TrainingSimulator
 from lagom_overlap.units import MS, TFLOPS
 from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.parallel import ParallelLayout, PipelineSchedule, Recompute
-from lagom_overlap.workload.parallel.check import check_layout
+from lagom_overlap.workload.parallel.layout_check import check_layout
 from lagom_overlap.workload.precision import DType, Precision
 from lagom_overlap.workload.step import Accumulation, load_rules
 from measured_limits import check_forwards, check_step

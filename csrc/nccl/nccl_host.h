@@ -11,7 +11,7 @@ typedef struct fake_host fake_host;  // one process's NCCL: which tuner it found
 typedef struct fake_comm fake_comm;
 
 // What NCCL's graph search and tuning model found for a communicator's ranks. Written by
-// src/lagom_overlap/cost/nccl/tables.py, which holds the model; all numbers that depend on the machine come from there.
+// emulate/src/lagom_emulate/nccl_tables.py from the model in Python; all numbers that depend on the machine come from there.
 typedef struct {
   uint32_t num_ranks, num_nodes;
   uint32_t num_channels;   // compute channels

@@ -21,7 +21,7 @@ _HOMES = {
     "errors": ("LagomError",),
     "capturing.fake_tensor": ("TrainingStep",),
     "workload.fsdp2.settings": ("Fsdp2Settings",),
-    "engines.fx.inductor": ("PlanPass",),
+    "engines.fx.inductor_pass": ("PlanPass",),
     "export.inductor": ("PlannerDecision", "plan_compiled_graphs"),
     "nccl_plugin.library": ("installed_library",),
     "verbs.plan_apply": ("PlanFile", "SettingsRun", "apply_fsdp2", "measure_fsdp2", "planned_step", "save_plans"),

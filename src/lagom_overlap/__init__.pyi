@@ -8,7 +8,7 @@ from lagom_overlap.api import plan as plan
 from lagom_overlap.api import simulate as simulate
 from lagom_overlap.api import tune as tune
 from lagom_overlap.capturing.fake_tensor import TrainingStep as TrainingStep
-from lagom_overlap.engines.fx.inductor import PlanPass as PlanPass
+from lagom_overlap.engines.fx.inductor_pass import PlanPass as PlanPass
 from lagom_overlap.errors import LagomError as LagomError
 from lagom_overlap.export.inductor import PlannerDecision as PlannerDecision
 from lagom_overlap.export.inductor import plan_compiled_graphs as plan_compiled_graphs

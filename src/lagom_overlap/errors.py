@@ -117,6 +117,11 @@ _KINDS: Final = {
 _EXPECTED: Final = re.compile(r"Expected `([^`]*)`(.*?)(?:, got `[^`]*`)?$")
 
 
+def first_line(error: BaseException) -> str:
+    """What an error says first; its class, where it says nothing."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
 def in_words(complaint: str) -> str:
     """A decoder's "Expected ..." complaint in the words of TOML ("must be a whole number"); others unchanged."""
     match = _EXPECTED.match(complaint)

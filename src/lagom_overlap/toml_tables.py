@@ -111,11 +111,11 @@ def from_table(table: Any, shape: type[Shape], source: str, where: str = "") -> 
 
 
 def _unknown_keys(table: dict[str, Any], shape: type, where: str) -> Iterator[str]:
-    allowed = [field.name for field in fields(shape) if field.metadata != NOT_A_KEY]
-    for name in sorted(set(table) - set(allowed)):
-        yield f"unknown key {where + name!r}{allowed_names(name, allowed)}"
-    for name, hint in get_type_hints(shape).items():
-        inner = next((entry for entry in types_in(hint) if is_dataclass(entry)), None)
+    keys = keys_of(shape)
+    for name in sorted(set(table) - set(keys)):
+        yield f"unknown key {where + name!r}{allowed_names(name, list(keys))}"
+    for name, hint in keys.items():
+        inner = table_in(types_in(hint))
         value = table.get(name)
         if inner is None:
             continue
@@ -133,6 +133,41 @@ def types_in(hint: Any) -> list[type]:  # any annotation
     return inner if inner else [hint] if isinstance(hint, type) else []
 
 
+def keys_of(shape: type) -> dict[str, Any]:  # annotations
+    """The keys of a table as a file spells them, with their types."""
+    hints = get_type_hints(shape)
+    if is_dataclass(shape):
+        return {field.name: hints[field.name] for field in fields(shape) if field.metadata != NOT_A_KEY}
+    assert issubclass(shape, msgspec.Struct), shape
+    return {key: hints[name] for key, name in zip(shape.__struct_encode_fields__, shape.__struct_fields__, strict=True)}
+
+
+def table_in(types: list[type]) -> type | None:
+    """The table among what a value may be."""
+    return next((one for one in types if is_dataclass(one) or issubclass(one, msgspec.Struct)), None)
+
+
+def value_at(table: Any, place: str) -> Any:  # any TOML value
+    """The value that a place such as `group[0].comm[1]` leads to.
+
+    Raises:
+        LookupError: if there is none; a TypeError where a table should be and is not.
+    """
+    for index, name in _STEP.findall(place):
+        table = table[int(index)] if index else table[name]
+    return table
+
+
+def types_at(shape: type, place: str) -> list[type]:
+    """What the value there may be."""
+    types: list[type] = [shape]
+    for _, name in _STEP.findall(place):
+        if name:
+            outer = table_in(types)
+            types = types_in(keys_of(outer).get(name)) if outer else []
+    return types
+
+
 def _explained(message: str, table: dict[str, Any], shape: type, where: str) -> str:
     """A decoder's complaint as one line; what a dataclass's own check raises is already one and stays as it is."""
     match = _PLACE.match(message)
@@ -142,15 +177,8 @@ def _explained(message: str, table: dict[str, Any], shape: type, where: str) -> 
     is_enum = complaint.startswith(_NOT_AN_ENUM)
     if not place or not (is_enum or complaint.startswith("Expected ")):
         return complaint
-    value: Any = table
-    types: list[type] = [shape]
-    for index, name in _STEP.findall(place):
-        value = value[int(index)] if index else value[name]
-        if name:
-            outer = next(one for one in types if is_dataclass(one))
-            types = types_in(get_type_hints(outer)[name])
-    words = f"must be {' or '.join(_words_of(types))}" if is_enum else in_words(complaint)
-    return f"{where}{place} is {repr(value)[:80]}, {words}"
+    words = f"must be {' or '.join(_words_of(types_at(shape, place)))}" if is_enum else in_words(complaint)
+    return f"{where}{place} is {repr(value_at(table, place))[:80]}, {words}"
 
 
 def _words_of(types: list[type]) -> list[str]:

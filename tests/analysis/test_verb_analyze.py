@@ -15,7 +15,7 @@ from lagom_overlap.cli import analyze as verb
 from lagom_overlap.cli.flags import VERBS
 from lagom_overlap.errors import LagomError, OutputError, TraceError
 from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
-from lagom_overlap.report.analyze.figures import waterfall_of
+from lagom_overlap.report.analyze.charts import waterfall_of
 from lagom_overlap.report.analyze.page import render_analysis
 from lagom_overlap.report.analyze.terminal import WIDTH, analysis_summary
 from lagom_overlap.sim.what_if import AskedChange, Spent, what_if

@@ -10,7 +10,7 @@ from rich.text import Text
 import lagom_overlap
 from lagom_overlap.cli import main
 from lagom_overlap.online.options import OnlineOptions
-from lagom_overlap.report.fitted import MOST_WIDTH, WIDTH, Fitted
+from lagom_overlap.report.fitted_table import MOST_WIDTH, WIDTH, Fitted
 
 TRACE = Path(__file__).parents[1] / "data" / "h100" / "all_reduce_8ch.json.gz"
 JOB = """

@@ -28,8 +28,8 @@ from lagom_overlap.capturing.fx import FxCapture, capture_graph
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.engines.fx.apply import apply_rewrites, name_operators
-from lagom_overlap.engines.fx.groups import ProcessGroups
 from lagom_overlap.engines.fx.nodes import OP_NAME, op_name
+from lagom_overlap.engines.fx.process_groups import ProcessGroups
 from lagom_overlap.engines.fx.program import capture_step
 from lagom_overlap.engines.fx.streams import StreamedStep
 from lagom_overlap.errors import JobError
@@ -38,7 +38,7 @@ from lagom_overlap.jobfile.registry import make_planner, planner_names
 from lagom_overlap.planners.base import Plan, PlanProblem
 from lagom_overlap.planners.centauri.evolution import evolutions
 from lagom_overlap.planners.deadline import SearchBudget
-from lagom_overlap.planners.framework import framework_of
+from lagom_overlap.planners.framework_waits import framework_of
 from lagom_overlap.planners.simulated import simulated
 from lagom_overlap.planners.times import ModelTimes, origin_name
 from lagom_overlap.workload import Phase

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lagom_overlap.cost.contention import (
+from lagom_overlap.cost.lagom_equations import (
     Waves,
     eq1_makespan,
     eq5_dispatch,

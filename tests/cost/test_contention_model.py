@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, Protocol, SpaceLimits, Transport
 from lagom_overlap.cost import Collectives, ContentionModel, LinkSource, Profile, load_profile
-from lagom_overlap.cost.nccl.links import link_of
+from lagom_overlap.cost.nccl.fitted_links import link_of
 from lagom_overlap.cost.nccl.machines import on_topology
 from lagom_overlap.cost.nccl.wire import wire_terms
 from lagom_overlap.errors import JobError, SpaceError

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lagom_overlap.cost.contention import eq5_dispatch, eq6_kernel_time
+from lagom_overlap.cost.lagom_equations import eq5_dispatch, eq6_kernel_time
 from lagom_overlap.papers.reproduce.equations import Overlapping, printed_kernel_s, printed_wave_s, printed_waves
 from lagom_overlap.workload import Kernel
 

@@ -18,7 +18,7 @@ import lagom_overlap
 from lagom_emulate.nccl_tables import shape_record, tuner_constants
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.cost.nccl import CpuVendor, Graph, PathType, Topology
-from lagom_overlap.cost.nccl.search import NvswitchMachine, nvswitch_topology
+from lagom_overlap.cost.nccl.derived_graphs import NvswitchMachine, nvswitch_topology
 from lagom_overlap.nccl_plugin.fake_host import CallOutcome, FakeComm, FakeNccl, load_fake_library
 from lagom_overlap.nccl_plugin.table_layout import KINDS
 

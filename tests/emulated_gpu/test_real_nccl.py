@@ -18,7 +18,7 @@ import pytest
 from c_build import compile_c
 
 from lagom_emulate.nccl_tables import encode_tables, write_tables
-from lagom_overlap.cost.nccl.search import nvswitch_topology
+from lagom_overlap.cost.nccl.derived_graphs import nvswitch_topology
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.nccl_plugin.library import installed_library
 

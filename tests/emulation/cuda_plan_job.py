@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from lagom_overlap.engines.fx.apply import apply_rewrites
 from lagom_overlap.engines.fx.cuda_streams import CudaStep
-from lagom_overlap.engines.fx.groups import ProcessGroups
+from lagom_overlap.engines.fx.process_groups import ProcessGroups
 from lagom_overlap.engines.fx.program import capture_step
 from lagom_overlap.workload.rewrite.steps import Reorder
 

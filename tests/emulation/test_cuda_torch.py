@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lagom_overlap.cost.operators import load_operators
-from lagom_overlap.cost.operators.times import OperatorTimes
+from lagom_overlap.cost.operators.operator_times import OperatorTimes
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.nccl_plugin.profile_log import read_profile
 from lagom_overlap.nccl_plugin.record_log import Flag, read_record

@@ -10,7 +10,7 @@ from lagom_emulate.prices import HOST_COPY_BYTES_PER_S, HOST_COPY_S, CostModelPr
 from lagom_emulate.protocol import ProtocolError
 from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, Protocol
 from lagom_overlap.cost import ContentionModel, load_profile
-from lagom_overlap.cost.operators.constants import load_framework, load_operators
+from lagom_overlap.cost.operators.operator_constants import load_framework, load_operators
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.sim import simulate_iteration
 from lagom_overlap.workload import Access, Attention, CommOp, CompOp, Gemm, Iteration, MemoryBound

@@ -8,7 +8,7 @@ from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from lagom_overlap.capturing.fake_world import fake_world
-from lagom_overlap.engines.fx.inductor import PlanPass
+from lagom_overlap.engines.fx.inductor_pass import PlanPass
 from lagom_overlap.engines.fx.order_settings import keep_order, undoing
 from lagom_overlap.engines.torch_versions import release_of
 from lagom_overlap.errors import JobError

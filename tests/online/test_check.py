@@ -26,15 +26,6 @@ CYCLES = (
 )
 
 
-@pytest.fixture(scope="module")
-def found() -> tuple[SiteSetting, ...]:
-    """What a search of the job adopts."""
-    job = Job(options=options())
-    job.run(220)
-    assert job.members[0].settings
-    return job.members[0].settings
-
-
 def slowed(job: Job, ratio: Callable[[int], float]) -> None:
     """From now on a step takes `ratio(step)` times the default's wherever anything is set."""
     for route in job.routes:

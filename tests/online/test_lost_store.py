@@ -13,14 +13,6 @@ from lagom_overlap.online.ranks.exchange import Exchange, InDoubt, StoreLost
 from lagom_overlap.online.ranks.messages import SwitchState, WindowPlan
 
 
-@pytest.fixture(scope="module")
-def found() -> tuple[SiteSetting, ...]:
-    """What the job is tuned to."""
-    job = Job(options=options())
-    job.run(220)
-    return job.members[0].settings
-
-
 @dataclass
 class LosingStore:
     """A rank's end of a store that answers `num_calls` calls, then none; `is_heard`: the first that fails arrives."""

@@ -20,14 +20,6 @@ from lagom_overlap.online.ranks.watch import WATCHED_WINDOWS
 from lagom_overlap.online.routes.base import StepRecord
 
 
-@pytest.fixture(scope="module")
-def found() -> tuple[SiteSetting, ...]:
-    """What the job is tuned to."""
-    job = Job(options=options())
-    job.run(220)
-    return job.members[0].settings
-
-
 @pytest.mark.parametrize("has_answer", [True, False])
 def test_an_interrupt_while_ranks_agree_waits_until_this_rank_has_done_as_all(has_answer: bool) -> None:
     job = Job(options=options())

@@ -9,7 +9,7 @@ from lagom_overlap.capturing.models.named import decoder_step
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.planners.base import PlanProblem
-from lagom_overlap.planners.framework import framework_of
+from lagom_overlap.planners.framework_waits import framework_of
 from lagom_overlap.planners.times import ModelTimes
 from lagom_overlap.workload.issued import IssuedStep
 from lagom_overlap.workload.models import TransformerModel

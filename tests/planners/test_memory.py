@@ -6,7 +6,7 @@ from random_graphs import fsdp_problem, fsdp_step
 
 from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.errors import JobError
-from lagom_overlap.planners.framework import framework_arcs, framework_of
+from lagom_overlap.planners.framework_waits import framework_arcs, framework_of
 from lagom_overlap.planners.memory import depth_arcs, lean_order, limit_arcs, peak_of, peak_of_order, with_memory
 from lagom_overlap.planners.schedule import Schedule, TaskGraph, check, task_graph
 from lagom_overlap.planners.schedule.generation import Kind, ScheduleGeneration

@@ -5,7 +5,7 @@ from toy_tuning import changed
 
 from lagom_overlap.collective import CommConfig
 from lagom_overlap.report.tune.cells import sentences
-from lagom_overlap.report.tune.words import (
+from lagom_overlap.report.tune.verdict_words import (
     busy_sentence,
     change_text,
     config_text,

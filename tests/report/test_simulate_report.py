@@ -11,7 +11,8 @@ from rich.console import Console
 
 from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.reading import parse_job
-from lagom_overlap.report.simulate import MAX_STAGES, WIDTH, render_simulation, simulation_summary, stage_parts, summary
+from lagom_overlap.report.fitted_table import WIDTH
+from lagom_overlap.report.simulate import MAX_STAGES, render_simulation, simulation_summary, stage_parts, summary
 from lagom_overlap.results.simulate import SimulatedStage, SimulateResult
 from lagom_overlap.sim.step_parts import CommTimes
 from lagom_overlap.timeline import Timeline

@@ -28,7 +28,7 @@ from typing import Final
 
 from lagom_overlap.collective import UNTOUCHED_LAUNCH, CommConfig, LaunchConfig, LaunchOrder, StreamPriority
 from lagom_overlap.cost import CollectiveCost, ContentionModel
-from lagom_overlap.cost.contention import eq6_wave_time, l2_miss_share
+from lagom_overlap.cost.lagom_equations import eq6_wave_time, l2_miss_share
 from lagom_overlap.sim.group import GroupTimes
 from lagom_overlap.workload import Kernel, OverlapGroup
 

@@ -16,7 +16,7 @@ from lagom_overlap.workload.layer_kinds import Mamba
 from lagom_overlap.workload.models import TransformerModel, load_model
 from lagom_overlap.workload.parallel import GraphModule, ParallelLayout, PipelineSchedule, Recompute
 from lagom_overlap.workload.step import build_step, load_rules
-from lagom_overlap.workload.step.groups import DATA
+from lagom_overlap.workload.step.rank_groups import DATA
 
 MEGATRON = load_framework("megatron")
 

@@ -1,6 +1,6 @@
 """The model of the machine in plain numpy, for comparison with csrc/lagom_search_*.c: slow, and easy to read.
 
-The formulas are those of `model.py` and `surrogate.py`; here derivatives are differences, the
+The formulas are those of `group_model.py` and `surrogate.py`; here derivatives are differences, the
 progress of the computations is a sum over clipped intervals (there: events in order), and nothing is kept between
 calls.
 """
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lagom_overlap.tuners.machine.model import (
+from lagom_overlap.tuners.machine.group_model import (
     MISFITS,
     NUM_OF_KIND,
     NUM_PARAMS,

@@ -13,7 +13,7 @@ from machine_reference import Wires as PlainWires
 from toy_overlap import problem
 
 from lagom_overlap.collective import Algorithm, CommConfig, ConfigSpace, Protocol, Subspace, Transport
-from lagom_overlap.tuners.machine.model import (
+from lagom_overlap.tuners.machine.group_model import (
     HOST_TOLL,
     MISFITS,
     NUM_PARAMS,

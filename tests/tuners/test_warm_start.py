@@ -10,7 +10,7 @@ import pytest
 from toy_overlap import Run, drive, measured, problem
 
 from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, ConfigSpace, Protocol, Subspace
-from lagom_overlap.tuners.machine.model import ModelFit, Prior
+from lagom_overlap.tuners.machine.group_model import ModelFit, Prior
 from lagom_overlap.tuners.ours import OurSearch
 from lagom_overlap.tuners.problem import Assignment, GroupProblem, Measurement
 from lagom_overlap.tuners.warm_start import Earlier, WarmStart, nearest_allowed

@@ -26,7 +26,7 @@ from lagom_overlap.errors import JobError, TraceError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.jobfile.spec import JobSpec, JobTable, TuneTable
 from lagom_overlap.nccl_plugin.table_reader import read_table
-from lagom_overlap.report.tune.words import next_commands
+from lagom_overlap.report.tune.verdict_words import next_commands
 from lagom_overlap.sim import GroupSimulator
 from lagom_overlap.tuners.problem import GroupProblem
 from lagom_overlap.tuners.tied import Tied

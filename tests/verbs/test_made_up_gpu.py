@@ -14,7 +14,7 @@ from test_from_trace import true_group, truth, written
 
 from lagom_overlap.cli import main
 from lagom_overlap.cost import load_profile
-from lagom_overlap.cost.nccl.links import link_of
+from lagom_overlap.cost.nccl.fitted_links import link_of
 from lagom_overlap.cost.nccl.machines import topology_of
 from lagom_overlap.errors import JobError, UnknownNameError
 from lagom_overlap.hardware import load_gpu, load_preset

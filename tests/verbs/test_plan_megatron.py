@@ -18,8 +18,8 @@ from lagom_overlap.hardware import load_preset
 from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.reading import parse_job
 from lagom_overlap.planners.deadline import SearchBudget
-from lagom_overlap.planners.megatron.search import SwitchContext, SwitchEffect, SwitchVerdict, considered
 from lagom_overlap.planners.megatron.settings import MegatronSettings, environment
+from lagom_overlap.planners.megatron.switch_search import SwitchContext, SwitchEffect, SwitchVerdict, considered
 from lagom_overlap.results.plan import MegatronEffects, PlanResult
 from lagom_overlap.results.simulate import SimulateResult
 from lagom_overlap.sim.what_if import LEAST

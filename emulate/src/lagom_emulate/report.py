@@ -3,12 +3,11 @@
 from typing import Final
 
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from lagom_emulate.prices import PriceSource
 from lagom_emulate.result import EmulateResult
-from lagom_overlap.report.fitted import WIDTH, Fitted
+from lagom_overlap.report.fitted_table import Fitted, numbers_table
 from lagom_overlap.units import format_memory, format_seconds
 
 _SOURCES: Final = {
@@ -73,9 +72,7 @@ def emulation_summary(result: EmulateResult) -> Group:
 
 
 def _step(result: EmulateResult) -> Fitted:
-    table = Table(box=None, width=WIDTH, pad_edge=False, header_style="dim")
-    table.add_column("last step, mean of ranks", ratio=1)
-    table.add_column("time", justify="right", no_wrap=True)
+    table = numbers_table("last step, mean of ranks", "time")
     for name, seconds in result.parts.items():
         table.add_row(Text(name), Text(format_seconds(seconds)))
     return Fitted(table)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lagom_emulate.recorder import StepFigures
-from lagom_overlap import __version__
 from lagom_overlap.results.base import Result, Row
 from lagom_overlap.timeline import Timeline
 
@@ -34,7 +33,6 @@ class EmulateResult(Result):
     """
 
     tool: str = "lagom emulate"
-    version: str = __version__
     command: tuple[str, ...]
     exit_code: int
     cluster: str
@@ -75,7 +73,7 @@ class EmulateResult(Result):
 
     def figure(self) -> "go.Figure":
         """What ran when in the last step."""
-        from lagom_overlap.report.streams import streams_figure  # noqa: PLC0415  plotly is loaded on demand
+        from lagom_overlap.report.timeline_figure import streams_figure  # noqa: PLC0415  plotly is loaded on demand
 
         return streams_figure({" ".join(self.command[-1:]) or "job": self.timeline})
 

@@ -18,8 +18,8 @@ from lagom_overlap.analysis.groups import KernelKey
 from lagom_overlap.analysis.kernel_class import KernelClass, kernel_class
 from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.cost import ContentionModel, load_profile
-from lagom_overlap.cost.contention import l2_miss_share, traffic_bytes_per_s
 from lagom_overlap.cost.kernels import kernel_of_time, persistent_of_time
+from lagom_overlap.cost.lagom_equations import l2_miss_share, traffic_bytes_per_s
 from lagom_overlap.cost.persistent import nvjet_grid, nvjet_grid_of_time
 from lagom_overlap.cost.profile import Profile
 from lagom_overlap.hardware import Cluster, Gpu

@@ -25,9 +25,9 @@ from lagom_overlap.capturing.collectives import (
     tensors_in,
 )
 from lagom_overlap.capturing.communicators import Communicators
-from lagom_overlap.capturing.layouts import Layout, StorageTable, StoredTensor, aligned_dims, storage_key
 from lagom_overlap.capturing.lifetimes import CaptureLifetimes
 from lagom_overlap.capturing.shard_rules import ShardRule, shard_rule
+from lagom_overlap.capturing.storages import Layout, StorageTable, StoredTensor, aligned_dims, storage_key
 from lagom_overlap.capturing.work import work_of
 from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.workload import (

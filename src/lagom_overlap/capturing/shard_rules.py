@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import torch
 
-from lagom_overlap.capturing.layouts import Layout, aligned_dims
+from lagom_overlap.capturing.storages import Layout, aligned_dims
 from lagom_overlap.workload import Combine, Gather, Reduce
 
 Axes = tuple[int | None, ...]

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 
-from lagom_overlap.capturing.layouts import num_bytes_of
+from lagom_overlap.capturing.storages import num_bytes_of
 from lagom_overlap.workload import Attention, Gemm, MemoryBound, Work
 from lagom_overlap.workload.ops import FLASH_BACKWARD_PASSES
 

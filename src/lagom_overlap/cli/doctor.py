@@ -7,7 +7,7 @@ from rich.text import Text
 
 from lagom_overlap.cli.output import show
 from lagom_overlap.cli.stdout import say
-from lagom_overlap.report.fitted import Fitted
+from lagom_overlap.report.fitted_table import Fitted
 from lagom_overlap.results.doctor import DoctorResult
 from lagom_overlap.verbs.doctor import run_doctor
 

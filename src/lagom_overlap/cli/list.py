@@ -8,7 +8,7 @@ from rich.text import Text
 
 from lagom_overlap.cli.output import show
 from lagom_overlap.cli.stdout import say
-from lagom_overlap.report.fitted import Fitted
+from lagom_overlap.report.fitted_table import Fitted
 from lagom_overlap.results.base import Cell
 from lagom_overlap.units import format_memory
 from lagom_overlap.verbs.listing import Listed, run_list

@@ -9,7 +9,7 @@ from rich.text import Text
 from lagom_overlap.cli.output import show
 from lagom_overlap.cli.stdout import say, visible
 from lagom_overlap.jobfile.run_folder import RUNS_FOLDER, RunKind
-from lagom_overlap.report.fitted import to_type
+from lagom_overlap.report.fitted_table import to_type
 from lagom_overlap.verbs.saved_runs import run_runs
 
 _HEAD = ("when (UTC)", "verb", "job", "folder")

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from lagom_overlap.cli.output import show
 from lagom_overlap.cli.stdout import say, visible
-from lagom_overlap.report.fitted import to_type
+from lagom_overlap.report.fitted_table import to_type
 from lagom_overlap.verbs.show import run_show
 
 MAX_LINES = 40

@@ -19,9 +19,9 @@ from lagom_overlap.jobfile.job import join_launched
 from lagom_overlap.jobfile.run_folder import job_command
 from lagom_overlap.jobfile.spec import JobSpec
 from lagom_overlap.jobfile.variants import JobVariants
-from lagom_overlap.report.fitted import to_type
+from lagom_overlap.report.fitted_table import to_type
 from lagom_overlap.report.tune.terminal import changes, verdict_panel
-from lagom_overlap.report.tune.words import UNDO, next_commands
+from lagom_overlap.report.tune.verdict_words import UNDO, next_commands
 from lagom_overlap.results.conclusion import UNKNOWN
 from lagom_overlap.trace.files import EXAMPLE
 from lagom_overlap.tuners.journal import StepKind

@@ -46,11 +46,11 @@ from typing import Final
 
 from lagom_overlap.collective import Algorithm, Collective, CollectiveKind, CommConfig, Protocol, Transport
 from lagom_overlap.collective.config import STEP_BYTES
-from lagom_overlap.cost.contention import l2_miss_share
+from lagom_overlap.cost.lagom_equations import l2_miss_share
 from lagom_overlap.cost.nccl.bandwidth import ceiling_bytes_per_s
 from lagom_overlap.cost.nccl.constants import load_constants
 from lagom_overlap.cost.nccl.copy_engine import copy_engine_available, copy_engine_limits
-from lagom_overlap.cost.nccl.links import link_of
+from lagom_overlap.cost.nccl.fitted_links import link_of
 from lagom_overlap.cost.nccl.machines import on_topology
 from lagom_overlap.cost.nccl.topology import Topology
 from lagom_overlap.cost.nccl.wire import FittedLink, WireTerms, wire_terms

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
 
-from lagom_overlap.cost.contention import Waves, eq5_dispatch, eq6_kernel_time
+from lagom_overlap.cost.lagom_equations import Waves, eq5_dispatch, eq6_kernel_time
 from lagom_overlap.cost.persistent import TileGrid, persistent_waves
 from lagom_overlap.cost.profile import Profile
 from lagom_overlap.hardware import Gpu

@@ -27,17 +27,17 @@ from lagom_overlap.collective import (
 )
 from lagom_overlap.collective.config import UNTOUCHED
 from lagom_overlap.cost.communication import CollectiveCost, collective_cost
-from lagom_overlap.cost.contention import (
+from lagom_overlap.cost.kernels import persistent_of_time
+from lagom_overlap.cost.lagom_equations import (
     eq5_dispatch,
     eq6_kernel_time,
     l2_miss_share,
     traffic_bytes_per_s,
 )
-from lagom_overlap.cost.kernels import persistent_of_time
 from lagom_overlap.cost.nccl.machines import default_choice
 from lagom_overlap.cost.nccl_algorithms import algorithms_of, largest_chunk_bytes
 from lagom_overlap.cost.operators import OperatorConstants, OperatorTimes, load_operators
-from lagom_overlap.cost.operators.times import OperatorWork
+from lagom_overlap.cost.operators.operator_times import OperatorWork
 from lagom_overlap.cost.persistent import TileGrid, as_persistent, hopper_grid, persistent_waves
 from lagom_overlap.cost.profile import Collectives, Profile
 from lagom_overlap.cost.space import NO_LIMITS, collective_space

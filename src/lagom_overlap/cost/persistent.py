@@ -31,7 +31,7 @@ from functools import lru_cache
 from math import ceil
 from typing import Final
 
-from lagom_overlap.cost.contention import Waves
+from lagom_overlap.cost.lagom_equations import Waves
 from lagom_overlap.hardware import Gpu
 from lagom_overlap.workload import Kernel
 

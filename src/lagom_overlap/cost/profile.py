@@ -2,7 +2,7 @@
 
 What differs between GPUs is the table `[contention]` of their files (`hardware.gpu_file`), whatever the profile.
 A profile may say `extends = "other"`; then it holds only what differs. Symbols in brackets are those of
-docs/glossary.md; which equation reads which constant is said in `contention.py` and `communication.py`.
+docs/glossary.md; which equation reads which constant is said in `lagom_equations.py` and `communication.py`.
 """
 
 import tomllib

@@ -57,6 +57,7 @@ from lagom_overlap.engines.messages import (
     decode_command,
     encode,
 )
+from lagom_overlap.errors import first_line
 from lagom_overlap.interrupts import SIGNALS
 
 BEAT_S: Final = 1.0
@@ -137,7 +138,7 @@ class SignOfLife:
             else:
                 return
         except Exception as error:  # torch's are RuntimeErrors; whatever it is, the store is gone
-            why = f"the launcher's store is gone: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+            why = f"the launcher's store is gone: {first_line(error)}"
         if not self._is_over.is_set():
             self._end(why)
 
@@ -272,13 +273,13 @@ class ProgramSession:
         answer: Profiled | PlanRun | Traced | Refused
         match command:
             case ProfileProgram():
-                answer = self._session("session", "PlannedSession").profile(command)
+                answer = self._session("program_session", "PlannedSession").profile(command)
             case RunPlan():
-                answer = self._session("session", "PlannedSession").run(command)
+                answer = self._session("program_session", "PlannedSession").run(command)
             case TraceSteps():
-                answer = self._session("training", "TrainingSession").trace(command)
+                answer = self._session("training_session", "TrainingSession").trace(command)
             case RunSettings():
-                answer = self._session("training", "TrainingSession").run(command)
+                answer = self._session("training_session", "TrainingSession").run(command)
         return answer
 
     def _session(self, module: str, name: str) -> Any:
@@ -361,7 +362,7 @@ def _announced(presence: SignOfLife | None) -> Iterator[None]:
         yield
     except Exception as error:
         if presence is not None:
-            presence.fail(f"failed: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
+            presence.fail(f"failed: {first_line(error)}")
         raise
     if presence is not None:
         presence.close()

@@ -20,7 +20,7 @@ from torch import distributed as dist
 from torch._inductor import config
 
 from lagom_overlap.cost import ContentionModel, load_profile
-from lagom_overlap.engines.fx.inductor import Decide, PlanPass
+from lagom_overlap.engines.fx.inductor_pass import Decide, PlanPass
 from lagom_overlap.engines.fx.order_settings import keep_order
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import Cluster, load_preset

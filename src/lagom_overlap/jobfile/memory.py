@@ -12,8 +12,8 @@ from lagom_overlap.toml_tables import toml_value
 from lagom_overlap.units import format_memory, format_percent
 from lagom_overlap.workload.layer_kinds import LayerKind, Mixer, Mlp
 from lagom_overlap.workload.parallel import ParallelLayout, Recompute
-from lagom_overlap.workload.parallel.check import check_model
 from lagom_overlap.workload.parallel.eager_memory import NUM_JOBS, WORST_ALLOCATED, WORST_RESERVED
+from lagom_overlap.workload.parallel.layout_check import check_model
 from lagom_overlap.workload.step.rules import Sharding
 
 _MOST_SHOWN: Final = 3

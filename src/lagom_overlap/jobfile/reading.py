@@ -7,18 +7,18 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final, get_type_hints
+from typing import Any, Final
 
 import msgspec
 
 from lagom_overlap.errors import JobError, MissingDependencyError, UnknownNameError, allowed_names, in_words
-from lagom_overlap.jobfile.spec import JobSpec, ModelTable, SpaceTable, Spec, TimesSource, link_bytes_per_s
+from lagom_overlap.jobfile.spec import JobSpec, ModelTable, SpaceTable, TimesSource, link_bytes_per_s
 from lagom_overlap.record import read_regular, starts_with
 from lagom_overlap.registry import BACKENDS, PLANNERS, TUNERS, checked_options, entry_point_names, load
-from lagom_overlap.toml_tables import parse_toml, size_bytes, types_in
+from lagom_overlap.toml_tables import keys_of, parse_toml, size_bytes, table_in, types_at, value_at
 from lagom_overlap.workload.parallel import ParallelTable
 from lagom_overlap.workload.precision import ATTENTION_FORMATS
 
@@ -134,7 +134,7 @@ def parse_job(raw: dict[str, Any], where: str, *, may_lack_work: bool = False) -
     except msgspec.ValidationError as error:
         raise JobError(f"{where}: {_explain(str(error), raw)}") from None
     for key in raw.get("parallel", {}):  # decoded to a dataclass, of which msgspec lets unknown keys pass
-        if key not in _keys_of(ParallelTable):
+        if key not in keys_of(ParallelTable):
             raise JobError(f"{where}: {_unknown('parallel.', key, ParallelTable)}")
     _check_together(spec, where, may_lack_work=may_lack_work)
     _check_named(spec)
@@ -195,7 +195,7 @@ def _check_together(spec: JobSpec, where: str, *, may_lack_work: bool) -> None:
     link_bytes_per_s(spec.job.link)
     _check_groups(spec, where)
     space = spec.tune.space
-    for key in _keys_of(SpaceTable):
+    for key in keys_of(SpaceTable):
         if getattr(space, key) == []:
             raise JobError(f"{where}: tune.space.{key} is [], must name at least one value")
     if space.chunk_bytes is not None and space.slice_bytes is not None:
@@ -248,36 +248,8 @@ _UNKNOWN: Final = re.compile(r"^Object contains unknown field `(.*)`$")
 _MISSING: Final = re.compile(r"^Object missing required field `(.*)`$")
 
 
-def _lookup(raw: Any, path: str) -> Any:  # any TOML value
-    for part in re.findall(r"\[(\d+)\]|\.([^.\[]+)", path):
-        raw = raw[int(part[0])] if part[0] else raw[part[1]]
-    return raw
-
-
-def _keys_of(table: type) -> dict[str, Any]:  # annotations
-    """The keys of a table as a file spells them, with their types."""
-    hints = get_type_hints(table)
-    if is_dataclass(table):
-        return hints
-    assert issubclass(table, Spec), table
-    return {key: hints[name] for key, name in zip(table.__struct_encode_fields__, table.__struct_fields__, strict=True)}
-
-
-def _types_at(path: str) -> list[type]:
-    """What the value may be that a path such as `.group[0].comm[1]` leads to."""
-    types: list[type] = [JobSpec]
-    for name in re.findall(r"\.([^.\[]+)", path):
-        table = _table_in(types)
-        types = types_in(_keys_of(table).get(name)) if table else []
-    return types
-
-
-def _table_in(types: list[type]) -> type | None:
-    return next((one for one in types if is_dataclass(one) or issubclass(one, Spec)), None)
-
-
 def _unknown(place: str, key: str, table: type) -> str:
-    allowed = sorted(_keys_of(table))
+    allowed = sorted(keys_of(table))
     return f"unknown key {place + key!r}{allowed_names(key, allowed)}"
 
 
@@ -288,13 +260,13 @@ def _explain(message: str, raw: dict[str, Any]) -> str:
     complaint = message[: place.start()] if place else message
     key = path.lstrip(".")
     if unknown := _UNKNOWN.match(complaint):
-        table = _table_in(_types_at(path))
+        table = table_in(types_at(JobSpec, path))
         assert table is not None, path
         return _unknown(f"{key}.".lstrip("."), unknown[1], table)
     if missing := _MISSING.match(complaint):
         return f"missing key {f'{key}.{missing[1]}'.lstrip('.')!r}"
     try:
-        value = repr(_lookup(raw, path))
+        value = repr(value_at(raw, path))
     except (KeyError, IndexError, TypeError):
         value = "?"
     words = in_words(complaint)
@@ -304,5 +276,5 @@ def _explain(message: str, raw: dict[str, Any]) -> str:
 def _enum_hint(path: str) -> str:
     if path in (".precision.attention", ".precision.head"):
         return f"; allowed: {', '.join(ATTENTION_FORMATS)}"
-    enum = next((one for one in _types_at(path) if issubclass(one, StrEnum)), None)
+    enum = next((one for one in types_at(JobSpec, path) if issubclass(one, StrEnum)), None)
     return "" if enum is None else f"; allowed: {', '.join(enum)}"

@@ -27,7 +27,7 @@ from lagom_overlap.workload.parallel import (
     plan_stages,
     stage_memory,
 )
-from lagom_overlap.workload.parallel.check import check_layout
+from lagom_overlap.workload.parallel.layout_check import check_layout
 from lagom_overlap.workload.precision import ATTENTION_FORMATS, Precision, ProductFormat
 from lagom_overlap.workload.step import IssueRules, changes_of, load_rules, rules_in_release
 from lagom_overlap.workload.step.framework_file import (

@@ -12,6 +12,7 @@ from typing import Final
 
 from lagom_overlap.collective import ConfigKey, ConfigSpace, common_space
 from lagom_overlap.collective.size_class import WIDTHS
+from lagom_overlap.errors import first_line
 from lagom_overlap.online.program import (
     StepProgram,
     fingerprint,
@@ -92,7 +93,7 @@ class Observer:
             raise
         except Exception as error:
             _log.exception("online tuning failed on rank %d", rank)
-            words = str(error).splitlines()[0] if str(error) else type(error).__name__
+            words = first_line(error)
             return Report(rank=rank, num_steps=totals.num_steps, stop=f"rank {rank}: no report: {words}")
 
     def fetch(self, fingerprints: Sequence[str]) -> None:

@@ -37,7 +37,7 @@ from lagom_overlap.papers.reproduce.datasets import (
 from lagom_overlap.papers.reproduce.page import headline, render_reproduction
 from lagom_overlap.papers.reproduce.result import Line, Region, ReproducedVerdict, ReproduceReport
 from lagom_overlap.papers.reproduce.unknowns import SWEPT
-from lagom_overlap.report.fitted import WIDTH, Fitted
+from lagom_overlap.report.fitted_table import WIDTH, Fitted
 from lagom_overlap.results.base import encoded
 from lagom_overlap.stderr import write_lines
 

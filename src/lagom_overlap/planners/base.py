@@ -46,7 +46,7 @@ class PlanProblem:
 
     `issued` is the step as it runs before any plan: the same operators with the framework's waits (None: as
     `iteration` stands). `framework` names whose step it is, and then plans keep what that one waits for
-    (`planners.framework`); None is a free program, which may run in any order that its data flow allows. `pipeline` is
+    (`framework_waits`); None is a free program, which may run in any order that its data flow allows. `pipeline` is
     the depth of the pipeline whose stage this is, `num_micro_batches` what an iteration runs through it (None: what the
     step has, which may be one that stands for all). `together` is, by collective, the progress of it and of
     computations while both run, relative to running alone, where that was measured (`planners.simulated`).

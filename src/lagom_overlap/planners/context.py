@@ -10,6 +10,7 @@ convex. Operators whose pieces would be summed are left out.
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
 
 from lagom_overlap.planners.step_index import StepIndex
 from lagom_overlap.workload import CommOp, CompOp, Gather, Op
@@ -139,14 +140,19 @@ def _is_convex_before(index: StepIndex, op: Op, axes: dict[str, int], last: int)
 
 
 def divisible(index: StepIndex, links: tuple[ChainLink, ...], num_chunks: int, from_end: bool) -> tuple[ChainLink, ...]:
-    """The links next to the collective that can be cut in that many pieces; beyond the first that cannot, none is kept.
+    """The links next to the collective that can be cut in that many pieces, as `next_to`."""
+
+    def is_cut_evenly(link: ChainLink) -> bool:
+        shards = index.ops[link.op].shards
+        return shards is not None and shards.sizes[link.axis] % num_chunks == 0
+
+    return next_to(links, is_cut_evenly, from_end)
+
+
+def next_to(links: tuple[ChainLink, ...], may: Callable[[ChainLink], bool], from_end: bool) -> tuple[ChainLink, ...]:
+    """The links next to the collective that may be taken; beyond the first that may not, none is.
 
     `from_end` says that the collective follows the links.
     """
-    kept: list[ChainLink] = []
-    for link in reversed(links) if from_end else links:
-        shards = index.ops[link.op].shards
-        if shards is None or shards.sizes[link.axis] % num_chunks:
-            break
-        kept.append(link)
-    return tuple(reversed(kept)) if from_end else tuple(kept)
+    taken = tuple(takewhile(may, reversed(links) if from_end else links))
+    return taken[::-1] if from_end else taken

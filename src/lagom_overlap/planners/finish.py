@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from lagom_overlap.errors import JobError
 from lagom_overlap.planners.base import Plan, PlanProblem
-from lagom_overlap.planners.framework import framework_arcs
+from lagom_overlap.planners.framework_waits import framework_arcs
 from lagom_overlap.planners.memory import depth_arcs, limit_arcs, refuse_beyond
 from lagom_overlap.planners.predict import predict
 from lagom_overlap.planners.schedule import lower_bound, task_graph

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Final
 from rich.table import Table
 from rich.text import Text
 
-from lagom_overlap.report.fitted import WIDTH, Fitted
+from lagom_overlap.report.fitted_table import WIDTH, Fitted
 from lagom_overlap.report.render import EmbeddedFigure, embedded, render
 from lagom_overlap.report.style import ACCENT, NEUTRAL, bars_height, label, lay_out
-from lagom_overlap.report.tune.words import change_text, printable
+from lagom_overlap.report.tune.verdict_words import change_text, printable
 from lagom_overlap.results.base import Cell
 from lagom_overlap.results.compare import ComparePlannersResult, CompareResult, CompareRow
 from lagom_overlap.units import format_memory, format_percent, format_seconds

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.text import Text
 
-from lagom_overlap.report.fitted import Fitted
-from lagom_overlap.report.plan import plan_table
+from lagom_overlap.report.fitted_table import Fitted, numbers_table
 from lagom_overlap.report.style import ACCENT, NEUTRAL, bars_height, label, lay_out, time_unit
 from lagom_overlap.results.compare import ComparePlannersResult
 from lagom_overlap.units import format_memory, format_percent, format_seconds
@@ -36,7 +35,7 @@ def summary(result: ComparePlannersResult) -> str:
 
 def planners_table(result: ComparePlannersResult) -> Group:
     """`lagom compare --planners`: one row per planner; below what the figures are, and why some have no plan."""
-    table = plan_table("planner", "before", "after", "bound", "over bound", "exposed", "memory", "solved in")
+    table = numbers_table("planner", "before", "after", "bound", "over bound", "exposed", "memory", "solved in")
     for row in result.rows:
         over = row.after_s / row.lower_bound_s - 1 if row.after_s and row.lower_bound_s else None
         table.add_row(

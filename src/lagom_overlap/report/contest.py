@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from math import isfinite
 from typing import Final
 
-from lagom_overlap.report.tune.words import config_text
+from lagom_overlap.report.tune.verdict_words import config_text
 from lagom_overlap.results.contest import ContestResult, TunerResult
 
 _HEAD: Final = ("tuner", "over the default", "interval", "decision", "trials", "steps")

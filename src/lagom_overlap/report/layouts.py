@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from lagom_overlap.report.fitted import WIDTH, Fitted, to_type
+from lagom_overlap.report.fitted_table import WIDTH, Fitted, to_type
 from lagom_overlap.report.render import embedded, render
 from lagom_overlap.report.style import ACCENT, NEUTRAL, label, lay_out, time_unit
 from lagom_overlap.results.layouts import BEST_FILE, LayoutRow, LayoutsResult

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Final
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.planners.simulated import Simulation
 from lagom_overlap.report.bars import BARS_WIDTH, Bar, Tick, longest_spans, span_bar, time_ticks
-from lagom_overlap.report.fitted import WIDTH, Fitted
+from lagom_overlap.report.fitted_table import Fitted, numbers_table
 from lagom_overlap.report.plan_path import ExposedPart, PathPart, critical_path, exposed_by
 from lagom_overlap.report.render import render
 from lagom_overlap.report.style import COMPUTE, colour_of
@@ -185,17 +184,8 @@ def _indented(line: str) -> Padding:
     return Padding(Text(words), (0, 0, 0, 2 + len(line) - len(words)), expand=False)
 
 
-def plan_table(first: str, *others: str) -> Table:
-    """An empty table with numbers in all columns but the first."""
-    table = Table(box=None, width=WIDTH, pad_edge=False, header_style="dim")
-    table.add_column(first, ratio=1)
-    for name in others:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
-
-
 def _quantities(result: PlanResult) -> Fitted:
-    table = plan_table(f"simulated {result.simulation}", "before", "after", "bound or limit")
+    table = numbers_table(f"simulated {result.simulation}", "before", "after", "bound or limit")
     times, exposed, memory = result.iteration_s, result.exposed_comm_s, result.peak_memory_bytes
     table.add_row(
         "iteration",
@@ -224,7 +214,7 @@ def _decisions(decisions: Sequence[PlanDecision]) -> list[RenderableType]:
         if applies
     )
     counted = ", ".join(f"{number} {kind}" for kind, number in counts.items())
-    table = plan_table("collective or computation" if any(d.is_computation for d in decisions) else "collective")
+    table = numbers_table("collective or computation" if any(d.is_computation for d in decisions) else "collective")
     table.columns[0].ratio = None
     table.columns[0].overflow = "fold"
     table.columns[0].max_width = 30
@@ -238,7 +228,7 @@ def _decisions(decisions: Sequence[PlanDecision]) -> list[RenderableType]:
 
 
 def _exposed(result: PlanResult, exposed: Sequence[ExposedPart]) -> Fitted:
-    table = plan_table("exposed after the plan, while this runs", "collectives", "time", "of the iteration")
+    table = numbers_table("exposed after the plan, while this runs", "collectives", "time", "of the iteration")
     for part in exposed[:MAX_ROWS]:
         share = part.seconds / result.iteration_s.after
         table.add_row(Text(part.what), str(part.num_comms or ""), format_seconds(part.seconds), format_percent(share))
@@ -248,7 +238,7 @@ def _exposed(result: PlanResult, exposed: Sequence[ExposedPart]) -> Fitted:
 def _execution(run: PlanExecution) -> list[RenderableType]:
     equal = "equal bit for bit" if run.is_bitwise_equal else f"equal within {run.max_error:.1e} of the largest value"
     speed = f"{run.speedup.median:.3f}x (quartiles {run.speedup.q25:.3f} to {run.speedup.q75:.3f})"
-    table = plan_table("on real ranks", "before", "after", "predicted before", "after")
+    table = numbers_table("on real ranks", "before", "after", "predicted before", "after")
     for row in run_rows(run):
         table.add_row(*row)
     return [
@@ -393,6 +383,6 @@ def _path_sums(parts: tuple[PathPart, ...]) -> list[tuple[str, int, float]]:
 
 def figure(result: PlanResult) -> "go.Figure":
     """What ran when on which stream: as simulated before and after the plan."""
-    from lagom_overlap.report.streams import streams_figure  # noqa: PLC0415 - the terminal must not wait for plotly
+    from lagom_overlap.report.timeline_figure import streams_figure  # noqa: PLC0415 - the terminal must not wait for plotly
 
     return streams_figure(result.step.timelines)

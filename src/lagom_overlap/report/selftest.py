@@ -9,7 +9,7 @@ from rich.text import Text
 
 from lagom_overlap.cost.measured_surface import Point
 from lagom_overlap.nccl_plugin.capability import Knobs, MapRow, SettingOutcome
-from lagom_overlap.report.fitted import Fitted
+from lagom_overlap.report.fitted_table import Fitted
 from lagom_overlap.results.selftest import SelfTestResult
 from lagom_overlap.units import format_bytes, format_seconds
 

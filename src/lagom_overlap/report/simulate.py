@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from lagom_overlap.report.bars import BARS_WIDTH, Bar, longest_spans, span_bar, time_ticks
-from lagom_overlap.report.fitted import WIDTH, Fitted
+from lagom_overlap.report.fitted_table import Fitted, numbers_table
 from lagom_overlap.report.render import render
 from lagom_overlap.report.style import BAD, COMPUTE, colour_of
 from lagom_overlap.report.what_if import what_if_parts, what_if_section
@@ -99,10 +98,7 @@ def simulation_summary(result: SimulateResult) -> Group:
 
 
 def _communicators(result: SimulateResult) -> Fitted:
-    table = Table(box=None, width=WIDTH, pad_edge=False, header_style="dim")
-    table.add_column("communicator", ratio=1)
-    for name in ("running", "exposed", "stretches compute by"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = numbers_table("communicator", "running", "exposed", "stretches compute by")
     for name, comm in result.communicators.items():
         times = (comm.total_s, comm.exposed_s, comm.stretched_s)
         table.add_row(Text(name), *(Text(format_seconds(seconds)) for seconds in times))
@@ -115,10 +111,7 @@ def _shown(stages: tuple[SimulatedStage, ...]) -> tuple[SimulatedStage, ...]:
 
 
 def _stages(result: SimulateResult) -> Fitted:
-    table = Table(box=None, width=WIDTH, pad_edge=False, header_style="dim")
-    table.add_column("stage", ratio=1)
-    for name in ("compute", "launch", "bubble", "gradients", "optimizer", "memory"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = numbers_table("stage", "compute", "launch", "bubble", "gradients", "optimizer", "memory")
     for stage in _shown(result.stages):
         times = (stage.compute_s, stage.launch_s, stage.bubble_s, stage.gradients_s, stage.optimizer_s)
         cells = [format_seconds(seconds) for seconds in times]
@@ -180,6 +173,6 @@ def render_simulation(result: SimulateResult) -> str:
 
 def figure(result: SimulateResult) -> "go.Figure":
     """What ran when on which stream."""
-    from lagom_overlap.report.streams import streams_figure  # noqa: PLC0415 - the terminal must not wait for plotly
+    from lagom_overlap.report.timeline_figure import streams_figure  # noqa: PLC0415 - the terminal must not wait for plotly
 
     return streams_figure({result.job: result.timeline})

@@ -39,6 +39,6 @@ def render_captured(result: SimulateCaptureResult) -> str:
 
 def figure(result: SimulateCaptureResult) -> "go.Figure":
     """What ran when on which stream."""
-    from lagom_overlap.report.streams import streams_figure  # noqa: PLC0415 - the terminal must not wait for plotly
+    from lagom_overlap.report.timeline_figure import streams_figure  # noqa: PLC0415 - the terminal must not wait for plotly
 
     return streams_figure({result.job: result.timeline})

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from lagom_overlap.report.fitted import WIDTH, Fitted
+from lagom_overlap.report.fitted_table import Fitted, numbers_table
 from lagom_overlap.sim.what_if import (
     LEAST,
     GainEstimate,
@@ -37,10 +36,7 @@ def what_if_parts(answers: Sequence[WhatIf], *, has_job: bool = False) -> list[R
     """The sentence and the table; nothing where nothing was asked. `has_job`: there is a job file to set keys in."""
     if not answers:
         return []
-    table = Table(box=None, width=WIDTH, pad_edge=False, header_style="dim")
-    table.add_column("what if", ratio=1)
-    for name in ("gain", "error range", "answer"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = numbers_table("what if", "gain", "error range", "answer")
     for answer in answers[:MAX_SHOWN]:
         cells = (format_percent(answer.share, signed=True), interval_text(answer), answer.verdict.value)
         asked = Text(answer.change)

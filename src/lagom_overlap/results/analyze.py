@@ -6,7 +6,6 @@ from typing import ClassVar
 
 import msgspec
 
-from lagom_overlap import __version__
 from lagom_overlap.analysis.advice import Advice
 from lagom_overlap.analysis.against import AgainstRun
 from lagom_overlap.analysis.findings import Findings
@@ -42,7 +41,6 @@ class AnalyzeResult(Drawn):
     verb: ClassVar[str] = "analyze"
 
     tool: str = "lagom analyze"
-    version: str = __version__
     date: str = field(compare=False)
     compat: str | None
     ranks: tuple[RankTimes, ...]

@@ -10,7 +10,7 @@ is not loaded before someone asks for a figure.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from html import escape
 from importlib import import_module
 from math import inf
@@ -47,8 +47,13 @@ def _plain(value: object) -> object:
     raise NotImplementedError(f"no JSON for a {type(value).__name__}")
 
 
+@dataclass(frozen=True, kw_only=True)
 class Result(ABC):
-    """What the results of all verbs have in common."""
+    """What the results of all verbs have in common; `tool` is the command, `version` that of the package."""
+
+    tool: str = "lagom"
+    # By name: mypy loses the InitVars of who imports this module where it imports the package, whose stub names them.
+    version: str = field(default_factory=lambda: str(import_module("lagom_overlap").__version__))
 
     def behind(self, name: str, what: str) -> Any:
         """What a result is drawn from and its JSON lacks, by the name it is kept under; `what` it is, for the error.
@@ -59,8 +64,7 @@ class Result(ABC):
         try:
             return self.__dict__[name]
         except KeyError:
-            tool = getattr(self, "tool", "lagom")
-            raise BundleError(f"a run of {tool} that was loaded from its folder has no {what}") from None
+            raise BundleError(f"a run of {self.tool} that was loaded from its folder has no {what}") from None
 
     @abstractmethod
     def summary(self) -> str:
@@ -154,17 +158,17 @@ def decoded(kind: type[R], raw: object) -> R:
     if not is_dataclass(kind) or not isinstance(raw, dict):
         raise msgspec.ValidationError(f"Expected `object`, got `{type(raw).__name__}`")
     hints, result = get_type_hints(kind), object.__new__(kind)
-    for field in fields(kind):
-        if field.name in raw:
-            hint = hints[field.name]
-            value = msgspec.convert(_with_infinities(raw[field.name], hint), hint, dec_hook=_from_plain)
-        elif field.default is not MISSING:
-            value = field.default
-        elif field.default_factory is not MISSING:
-            value = field.default_factory()
+    for one in fields(kind):
+        if one.name in raw:
+            hint = hints[one.name]
+            value = msgspec.convert(_with_infinities(raw[one.name], hint), hint, dec_hook=_from_plain)
+        elif one.default is not MISSING:
+            value = one.default
+        elif one.default_factory is not MISSING:
+            value = one.default_factory()
         else:
-            raise msgspec.ValidationError(f"Object missing required field `{field.name}`")
-        object.__setattr__(result, field.name, value)
+            raise msgspec.ValidationError(f"Object missing required field `{one.name}`")
+        object.__setattr__(result, one.name, value)
     return result
 
 

@@ -3,7 +3,6 @@
 from dataclasses import InitVar, dataclass
 from pathlib import Path
 
-from lagom_overlap import __version__
 from lagom_overlap.results.base import Result, Row
 from lagom_overlap.units import format_bytes, format_memory, format_seconds
 from lagom_overlap.workload import MemoryBound
@@ -25,7 +24,6 @@ class CaptureResult(Result):
     """A captured step of one rank; `captured` is the step itself, found again as `capture`."""
 
     tool: str = "lagom capture"
-    version: str = __version__
     name: str
     num_ranks: int
     rank: int

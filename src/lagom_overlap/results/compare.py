@@ -6,7 +6,6 @@ Formats of their JSON: docs/formats.md, docs/formats_plan.md.
 from dataclasses import asdict, dataclass
 from typing import ClassVar
 
-from lagom_overlap import __version__
 from lagom_overlap.results.base import Drawn, Row
 from lagom_overlap.results.plan import TimesOrigin
 
@@ -40,7 +39,6 @@ class CompareResult(Drawn):
     verb: ClassVar[str] = "compare"
 
     tool: str = "lagom compare"
-    version: str = __version__
     job: str
     backend: str
     seed: int
@@ -93,7 +91,6 @@ class ComparePlannersResult(Drawn):
     verb: ClassVar[str] = "compare_planners"
 
     tool: str = "lagom compare"
-    version: str = __version__
     job: str
     baseline: str
     simulation: str

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lagom_overlap import __version__
 from lagom_overlap.collective import CommConfig
 from lagom_overlap.results.base import Result, Row
 from lagom_overlap.tuners.sequential import Judgement
@@ -33,7 +32,6 @@ class ContestResult(Result):
     """
 
     tool: str = "lagom run --compare"
-    version: str = __version__
     tuners: tuple[TunerResult, ...]
     adopted: str | None
     num_verdict_steps: int

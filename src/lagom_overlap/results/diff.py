@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from lagom_overlap import __version__
 from lagom_overlap.results.base import Result, Row
 from lagom_overlap.results.conclusion import Conclusion
 from lagom_overlap.units import format_seconds
@@ -56,7 +55,6 @@ class DiffResult(Result):
     """Two runs compared; `settings` and `times` are what differs and what both tell, `where` machine and versions."""
 
     tool: str = "lagom diff"
-    version: str = __version__
     first: Path
     second: Path
     kinds: tuple[str, str]

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from lagom_overlap import __version__
 from lagom_overlap.results.base import Result, Row
 
 
@@ -40,7 +39,6 @@ class DoctorResult(Result):
     """All findings."""
 
     tool: str = "lagom doctor"
-    version: str = __version__
     machine: dict[str, str]
     versions: dict[str, str]
     tuners: tuple[str, ...]

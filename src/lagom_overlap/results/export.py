@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from lagom_overlap import __version__
 from lagom_overlap.results.base import Result, Row
 
 
@@ -22,7 +21,6 @@ class ExportResult(Result):
     """One run of `lagom export`; `num_rows` calls of a step are set."""
 
     tool: str = "lagom export"
-    version: str = __version__
     run: Path
     num_rows: int
     files: tuple[ExportedFile, ...]

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final
 
-from lagom_overlap import __version__
 from lagom_overlap.results.base import Drawn, Row
 
 BEST_FILE: Final = "best.toml"
@@ -61,7 +60,6 @@ class LayoutsResult(Drawn):
     is_ranking: bool
 
     tool: str = "lagom simulate"
-    version: str = __version__
     job: str
     model: str
     cluster: str

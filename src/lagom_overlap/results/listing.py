@@ -3,7 +3,6 @@
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from lagom_overlap import __version__
 from lagom_overlap.results.base import Result, Row
 
 
@@ -12,7 +11,6 @@ class ListResult(Result):
     """The names that a key or a flag takes, with figures in SI units; `use` is where such a name is written."""
 
     tool: str = "lagom list"
-    version: str = __version__
     kind: str
     use: str
     rows: tuple[Row, ...]
@@ -42,7 +40,6 @@ class RunsResult(Result):
     """The runs below a folder, the latest first."""
 
     tool: str = "lagom runs"
-    version: str = __version__
     below: Path
     runs: tuple[ListedRun, ...]
 
@@ -63,7 +60,6 @@ class ShowResult(Result):
     """A file or folder in words: what it is, what it says, and the line to type next ("" where there is none)."""
 
     tool: str = "lagom show"
-    version: str = __version__
     path: Path
     what: str
     said: tuple[str, ...]

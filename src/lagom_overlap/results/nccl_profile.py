@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from lagom_overlap import __version__
 from lagom_overlap.results.base import Result, Row
 from lagom_overlap.units import format_bytes, format_seconds
 
@@ -48,7 +47,6 @@ class NcclProfileResult(Result):
     """All sites, by the GPU time of all their calls; `num_lost` entries were overwritten before they were read."""
 
     tool: str = "lagom analyze"
-    version: str = __version__
     files: tuple[str, ...]
     num_lost: int
     sites: tuple[ProfiledSite, ...]

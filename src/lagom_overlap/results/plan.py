@@ -5,12 +5,11 @@ from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from lagom_overlap import __version__
 from lagom_overlap.planners.base import Plan
 from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.planners.effects import SwitchAdvice
-from lagom_overlap.planners.megatron.search import SwitchEffect
 from lagom_overlap.planners.megatron.settings import EnvironmentRule, MegatronSettings, NotModelled
+from lagom_overlap.planners.megatron.switch_search import SwitchEffect
 from lagom_overlap.results.base import Drawn, Row
 from lagom_overlap.results.plan_decisions import PlanDecision
 from lagom_overlap.timeline import Timeline
@@ -173,7 +172,6 @@ class PlanResult(Drawn):
     verb: ClassVar[str] = "plan"
 
     tool: str = "lagom plan"
-    version: str = __version__
     job: str
     num_ranks: int
     planner: str

@@ -6,7 +6,6 @@ from enum import StrEnum
 from math import isfinite
 from typing import Final
 
-from lagom_overlap import __version__
 from lagom_overlap.results.base import Result, Row
 from lagom_overlap.results.conclusion import Conclusion
 from lagom_overlap.tuners.sequential import NOISY, Decision, Judgement
@@ -43,7 +42,6 @@ class ProofResult(Result):
     """
 
     tool: str = "lagom run --prove"
-    version: str = __version__
     subject: str
     kind: str
     way: ProofWay

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lagom_overlap import __version__
 from lagom_overlap.collective import CommConfig
 from lagom_overlap.collective.sites import SiteSetting
 from lagom_overlap.results.base import Result, Row
@@ -49,7 +48,6 @@ class RunResult(Result):
     """
 
     tool: str = "lagom run"
-    version: str = __version__
     mode: str
     command: tuple[str, ...]
     world_size: int | None = None

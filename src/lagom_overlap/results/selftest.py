@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from lagom_overlap import __version__
 from lagom_overlap.cost.measured_surface import Point
 from lagom_overlap.engines.nccl.base import Facts
 from lagom_overlap.nccl_plugin.capability import MapRow, SettingOutcome
@@ -37,7 +36,6 @@ class SelfTestResult(Result):
     """One self-test; `stopped` says why it ended before its grid was done, empty where it did not."""
 
     tool: str = "lagom selftest"
-    version: str = __version__
     facts: Facts
     rows: tuple[MapRow, ...]
     num_planned_calls: int

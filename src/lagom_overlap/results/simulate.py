@@ -5,7 +5,6 @@ from dataclasses import InitVar, dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from lagom_overlap import __version__
 from lagom_overlap.results.base import Drawn, Row
 from lagom_overlap.sim.step_parts import CommTimes
 from lagom_overlap.sim.what_if import WhatIf, whether
@@ -68,7 +67,6 @@ class SimulateResult(Simulated):
     verb: ClassVar[str] = "simulate"
 
     tool: str = "lagom simulate"
-    version: str = __version__
     job: str
     model: str
     cluster: str
@@ -118,7 +116,6 @@ class SimulateCaptureResult(Simulated):
     verb: ClassVar[str] = "simulate_capture"
 
     tool: str = "lagom simulate"
-    version: str = __version__
     job: str
     capture: str
     cluster: str

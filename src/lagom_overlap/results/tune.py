@@ -6,7 +6,6 @@ from pathlib import Path
 from statistics import median
 from typing import ClassVar, Final
 
-from lagom_overlap import __version__
 from lagom_overlap.collective import CommConfig, LaunchConfig, launch_of
 from lagom_overlap.results.base import Cell, Drawn, Row
 from lagom_overlap.timeline import Timeline
@@ -211,7 +210,6 @@ class TuneResult(Drawn):
     verb: ClassVar[str] = "tune"
 
     tool: str = "lagom tune"
-    version: str = __version__
     seed: int
     backend: str
     backend_description: str

@@ -27,7 +27,7 @@ from lagom_overlap.sim.iteration import IterationSimulator
 from lagom_overlap.workload import CommOp, CompOp, Gemm, Issuer, Iteration, MemoryBound, Op, Phase, Work
 from lagom_overlap.workload.ops import FORWARD_PHASES
 from lagom_overlap.workload.parallel import AttentionKernel
-from lagom_overlap.workload.step.groups import DATA
+from lagom_overlap.workload.step.rank_groups import DATA
 from lagom_overlap.workload.step.rolled import RolledStep
 from lagom_overlap.workload.streams import COMPUTE
 

@@ -24,7 +24,7 @@ from lagom_overlap.collective import (
     StreamPriority,
 )
 from lagom_overlap.cost import CollectiveCost, ContentionModel
-from lagom_overlap.cost.contention import eq1_makespan
+from lagom_overlap.cost.lagom_equations import eq1_makespan
 from lagom_overlap.errors import SpaceError
 from lagom_overlap.sim.core import EventGraph, Holds
 from lagom_overlap.timeline import Span, SpanKind, Timeline

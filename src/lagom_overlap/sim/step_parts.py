@@ -19,7 +19,7 @@ from lagom_overlap.sim.columns import Columns
 from lagom_overlap.sim.framework import FrameworkModel
 from lagom_overlap.workload import CommOp, Op, Phase
 from lagom_overlap.workload.ops import FORWARD_PHASES
-from lagom_overlap.workload.step.groups import PIPELINE, SHARDS
+from lagom_overlap.workload.step.rank_groups import PIPELINE, SHARDS
 from lagom_overlap.workload.streams import COMPUTE
 
 Seconds = NDArray[np.float64]

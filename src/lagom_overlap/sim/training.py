@@ -33,7 +33,7 @@ from lagom_overlap.workload.parallel import ParallelLayout, stage_slots
 from lagom_overlap.workload.parallel.stage import chunk_layers
 from lagom_overlap.workload.precision import Precision
 from lagom_overlap.workload.step import IssueRules, StepBuilder, load_rules
-from lagom_overlap.workload.step.groups import PIPELINE
+from lagom_overlap.workload.step.rank_groups import PIPELINE
 from lagom_overlap.workload.step.rolled import RolledStep
 
 Settings = Callable[[Collective], CommConfig | None]

@@ -175,8 +175,8 @@ def _capture_job(request: CaptureRequest, spec: JobSpec) -> IssuedStep:
             raise JobError(
                 f"rank is {request.rank}: all ranks of a sharding found by search do the same; leave it at 0"
             )
+        from lagom_overlap.jobfile.auto_sharding import searched_step, zero_step  # noqa: PLC0415  its cost model reads captures
         from lagom_overlap.jobfile.job import Job  # noqa: PLC0415
-        from lagom_overlap.jobfile.sharding import searched_step, zero_step  # noqa: PLC0415  its cost model reads captures
 
         with _failures_explained(spec.model.name):
             return (zero_step if spec.parallel.auto is None else searched_step)(Job(spec))[0]

@@ -25,11 +25,11 @@ from lagom_overlap.engines.fx.apply import apply_rewrites
 from lagom_overlap.engines.fx.commands import Refused
 from lagom_overlap.engines.fx.cuda_streams import CudaStep
 from lagom_overlap.engines.fx.fsdp2 import make_calls, setting_calls
-from lagom_overlap.engines.fx.groups import ProcessGroups
-from lagom_overlap.engines.fx.inductor import PlanPass
+from lagom_overlap.engines.fx.inductor_pass import PlanPass
+from lagom_overlap.engines.fx.process_groups import ProcessGroups
 from lagom_overlap.engines.fx.slide import check_replicated
 from lagom_overlap.engines.fx.streams import StreamedStep
-from lagom_overlap.engines.fx.training import compared
+from lagom_overlap.engines.fx.training_session import compared
 from lagom_overlap.errors import BackendError, JobError, LagomError
 from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.record import create_folder, write_private

@@ -5,7 +5,7 @@ from typing import Final
 
 from lagom_overlap.errors import JobError
 from lagom_overlap.planners.carriers import NO_GRAPH, SETTINGS_PLANNERS, STEPS_OF, Carrier, settings_carrier
-from lagom_overlap.planners.framework import FSDP2
+from lagom_overlap.planners.framework_waits import FSDP2
 from lagom_overlap.verbs.plan_problem import OURS, PlanInput
 
 _PLANNER_OF: Final = {planner: carrier for carrier, planner in SETTINGS_PLANNERS.items()}

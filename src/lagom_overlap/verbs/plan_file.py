@@ -14,7 +14,7 @@ from msgspec import Meta
 from lagom_overlap.errors import JobError
 from lagom_overlap.planners.base import Plan, PlanProblem
 from lagom_overlap.planners.carriers import Carrier
-from lagom_overlap.planners.framework import FSDP2, framework_of
+from lagom_overlap.planners.framework_waits import FSDP2, framework_of
 from lagom_overlap.planners.megatron.settings import MegatronSettings
 from lagom_overlap.planners.schedule import lower_bound, task_graph
 from lagom_overlap.record import read_regular

@@ -14,7 +14,15 @@ from lagom_overlap.jobfile.step import JobStep
 from lagom_overlap.planners.base import Plan, PlanProblem
 from lagom_overlap.planners.carriers import SETTINGS_PLANNERS, Carrier
 from lagom_overlap.planners.deadline import Deadline
-from lagom_overlap.planners.megatron.search import (
+from lagom_overlap.planners.megatron.settings import (
+    OVERLAP_EXPERTS,
+    MegatronSettings,
+    arguments,
+    differing_keys,
+    environment,
+    not_modelled,
+)
+from lagom_overlap.planners.megatron.switch_search import (
     Found,
     Judge,
     Judged,
@@ -25,14 +33,6 @@ from lagom_overlap.planners.megatron.search import (
     search,
     taken,
 )
-from lagom_overlap.planners.megatron.settings import (
-    OVERLAP_EXPERTS,
-    MegatronSettings,
-    arguments,
-    differing_keys,
-    environment,
-    not_modelled,
-)
 from lagom_overlap.planners.simulated import SimulatedPlan, Simulation
 from lagom_overlap.results.plan import MegatronEffects
 from lagom_overlap.sim.training import training_timeline
@@ -41,7 +41,7 @@ from lagom_overlap.toml_tables import toml_value
 from lagom_overlap.units import format_memory, format_percent, format_seconds
 from lagom_overlap.verbs.simulate_what_if import spent
 from lagom_overlap.workload.parallel import ParallelLayout, PipelineSchedule
-from lagom_overlap.workload.parallel.check import check_model
+from lagom_overlap.workload.parallel.layout_check import check_model
 from lagom_overlap.workload.step.framework_file import has_switch
 
 ARGUMENTS_FILE: Final = "megatron_args.sh"

@@ -11,9 +11,9 @@ from lagom_overlap.backends.gloo.programs import ProgramRanks
 from lagom_overlap.capturing.file import read_capture
 from lagom_overlap.errors import JobError, MissingDependencyError
 from lagom_overlap.hardware import Cluster, load_preset
+from lagom_overlap.jobfile.auto_sharding import searched_step
 from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.memory import check_memory
-from lagom_overlap.jobfile.sharding import searched_step
 from lagom_overlap.jobfile.spec import (
     JobSpec,
     PlanTable,
@@ -26,7 +26,7 @@ from lagom_overlap.jobfile.variants import JobVariants
 from lagom_overlap.planners.base import OpTimes, PlanProblem, StepTotals
 from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.planners.deadline import SearchBudget
-from lagom_overlap.planners.framework import FSDP2, framework_of
+from lagom_overlap.planners.framework_waits import FSDP2, framework_of
 from lagom_overlap.planners.simulated import simulated
 from lagom_overlap.planners.times import ModelTimes
 from lagom_overlap.results.plan import TimesOrigin

@@ -23,7 +23,7 @@ from lagom_overlap.nccl_plugin.table_reader import read_table
 from lagom_overlap.planners.carriers import Carrier
 from lagom_overlap.record import read_regular, starts_with
 from lagom_overlap.report.proof import read_proof
-from lagom_overlap.report.tune.words import config_text
+from lagom_overlap.report.tune.verdict_words import config_text
 from lagom_overlap.results.layouts import BEST_FILE
 from lagom_overlap.results.listing import ShowResult
 from lagom_overlap.results.tune import TuneResult

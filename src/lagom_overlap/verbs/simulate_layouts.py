@@ -29,7 +29,7 @@ from lagom_overlap.units import format_memory, format_seconds
 from lagom_overlap.verbs.simulate_what_if import spent
 from lagom_overlap.workload.models import TransformerModel, load_model
 from lagom_overlap.workload.parallel import ParallelTable
-from lagom_overlap.workload.parallel.check import check_layout
+from lagom_overlap.workload.parallel.layout_check import check_layout
 from lagom_overlap.workload.step import load_rules
 
 FRAMEWORKS: Final = ("megatron", "fsdp2")

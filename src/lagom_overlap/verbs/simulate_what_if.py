@@ -15,8 +15,8 @@ from lagom_overlap.cost import ContentionModel
 from lagom_overlap.errors import LagomError
 from lagom_overlap.jobfile.step import JobStep
 from lagom_overlap.planners.carriers import Carrier, settings_carrier
-from lagom_overlap.planners.megatron.search import SwitchContext, considered
 from lagom_overlap.planners.megatron.settings import differing_keys
+from lagom_overlap.planners.megatron.switch_search import SwitchContext, considered
 from lagom_overlap.planners.memory import peak_of_spans
 from lagom_overlap.planners.simulated import stands_still_s
 from lagom_overlap.sim.iteration import IterationSimulator

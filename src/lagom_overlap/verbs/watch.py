@@ -12,7 +12,7 @@ import msgspec
 from lagom_overlap.collective import CommConfig
 from lagom_overlap.errors import JobError
 from lagom_overlap.jobfile.run_folder import RUNS_FOLDER, RunFolder, RunKind, SavedRun, list_runs
-from lagom_overlap.report.tune.words import config_text
+from lagom_overlap.report.tune.verdict_words import config_text
 from lagom_overlap.results.run import Tried
 from lagom_overlap.tuners.problem import most_verdict_steps
 from lagom_overlap.tuners.registry import search_measurements

@@ -3,7 +3,7 @@
 import pytest
 
 from lagom_overlap.collective import Collective, CollectiveKind
-from lagom_overlap.cost.nccl.links import link_of, refined_bytes_per_s
+from lagom_overlap.cost.nccl.fitted_links import link_of, refined_bytes_per_s
 from lagom_overlap.cost.nccl.machines import on_topology
 from lagom_overlap.cost.nccl.wire import wire_terms
 from lagom_overlap.errors import JobError

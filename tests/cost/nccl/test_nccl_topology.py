@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from lagom_overlap.cost.nccl import load_topology, topology_names
-from lagom_overlap.cost.nccl.search import NvswitchMachine, nvswitch_topology, pcie_topology
+from lagom_overlap.cost.nccl.derived_graphs import NvswitchMachine, nvswitch_topology, pcie_topology
 from lagom_overlap.cost.nccl.topology import CpuVendor, GpuGeneration, PathType
 from lagom_overlap.errors import UnknownNameError
 

@@ -10,10 +10,10 @@ from torch import distributed as dist
 from lagom_overlap.engines.fx.agreement import check_able, check_agreement, signature
 from lagom_overlap.engines.fx.apply import apply_rewrites
 from lagom_overlap.engines.fx.commands import Refused, RunPlan, ScriptProgram
-from lagom_overlap.engines.fx.groups import ProcessGroups
 from lagom_overlap.engines.fx.nodes import OP_NAME
+from lagom_overlap.engines.fx.process_groups import ProcessGroups
 from lagom_overlap.engines.fx.program import capture_step, load_program
-from lagom_overlap.engines.fx.session import PlannedSession
+from lagom_overlap.engines.fx.program_session import PlannedSession
 from lagom_overlap.engines.fx.slide import check_replicated
 from lagom_overlap.engines.fx.streams import Arrival, StreamedStep, settled
 from lagom_overlap.errors import JobError
@@ -418,7 +418,7 @@ def fsdp2_side_by_side(settings):
     from torch.distributed.fsdp import fully_shard
 
     from lagom_overlap import TrainingStep
-    from lagom_overlap.engines.fx.training import compared
+    from lagom_overlap.engines.fx.training_session import compared
     from lagom_overlap.verbs.plan_apply import DefaultGroupRanks
 
     def build():
@@ -504,7 +504,7 @@ def by_inductor(plan_pass, step, inputs):
 
 def exchange_in_the_compiler_pass():
     """An exchange equal on rank 0 alone, cut by a plan of its axes as rank 0's planner sees them."""
-    from lagom_overlap.engines.fx.inductor import PlanPass
+    from lagom_overlap.engines.fx.inductor_pass import PlanPass
 
     seen = []
 
@@ -523,7 +523,7 @@ def exchange_in_the_compiler_pass():
 
 def planner_that_refuses():
     """What each rank raises where rank 0 finds no plan."""
-    from lagom_overlap.engines.fx.inductor import PlanPass
+    from lagom_overlap.engines.fx.inductor_pass import PlanPass
 
     def decide(capture, times_s):
         raise JobError("nothing fits")
@@ -537,7 +537,7 @@ def planner_that_refuses():
 
 def as_compiler_pass():
     """The pass on a graph as torch.compile gives it: outputs, orders, what was planned."""
-    from lagom_overlap.engines.fx.inductor import PlanPass
+    from lagom_overlap.engines.fx.inductor_pass import PlanPass
 
     def step(x, w, v):
         return (torch.relu(gather(x) @ w), gather(v) @ w)

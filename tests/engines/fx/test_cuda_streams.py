@@ -12,8 +12,8 @@ from torch import distributed as dist
 from lagom_overlap.capturing.fake_world import fake_world
 from lagom_overlap.engines.fx.apply import apply_rewrites
 from lagom_overlap.engines.fx.cuda_streams import CudaStep
-from lagom_overlap.engines.fx.groups import ProcessGroups
 from lagom_overlap.engines.fx.nodes import OP_NAME, is_collective
+from lagom_overlap.engines.fx.process_groups import ProcessGroups
 from lagom_overlap.engines.fx.program import capture_step
 from lagom_overlap.engines.fx.reorder import STREAM
 from lagom_overlap.engines.fx.streams import stream_of

@@ -9,7 +9,7 @@ pytest.importorskip("torch", reason="needs the extra torch")
 import torch
 
 from lagom_overlap.engines.fx.commands import ArmRuns, PlanRun
-from lagom_overlap.engines.fx.session import relative_error
+from lagom_overlap.engines.fx.program_session import relative_error
 from lagom_overlap.engines.messages import decode_reply, encode
 
 pytestmark = pytest.mark.torch

@@ -10,7 +10,7 @@ from torch import distributed as dist
 from lagom_overlap.capturing.fake_world import fake_world
 from lagom_overlap.engines.fx import torch_overlap
 from lagom_overlap.engines.fx.apply import apply_rewrites, name_operators
-from lagom_overlap.engines.fx.groups import ProcessGroups
+from lagom_overlap.engines.fx.process_groups import ProcessGroups
 from lagom_overlap.engines.fx.program import capture_step
 from lagom_overlap.errors import BackendError
 from lagom_overlap.workload.rewrite.apply import rewritten

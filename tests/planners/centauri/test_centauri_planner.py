@@ -8,7 +8,7 @@ from lagom_overlap.hardware import load_preset
 from lagom_overlap.planners.base import OpTimes, PlanProblem
 from lagom_overlap.planners.baselines import ProgramOrder
 from lagom_overlap.planners.centauri.costs import layer_costs
-from lagom_overlap.planners.centauri.layer import FirstGradient, t1_s, t2_s
+from lagom_overlap.planners.centauri.layer_tier import FirstGradient, t1_s, t2_s
 from lagom_overlap.planners.centauri.leaf import allowed_meshes
 from lagom_overlap.planners.centauri.planner import Centauri, paper
 from lagom_overlap.planners.deadline import SearchBudget

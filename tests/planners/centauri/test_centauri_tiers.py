@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.errors import JobError
-from lagom_overlap.planners.centauri.layer import FirstGradient, LayerCosts, first_gradient, t1_s, t2_s
+from lagom_overlap.planners.centauri.layer_tier import FirstGradient, LayerCosts, first_gradient, t1_s, t2_s
 from lagom_overlap.planners.centauri.leaf import allowed_meshes, factorisations
 from lagom_overlap.planners.centauri.model_tier import (
     GradientLaunch,

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.planners.base import PlanProblem
-from lagom_overlap.planners.concerto.choice import choose, interaction_s, without_overlap
 from lagom_overlap.planners.concerto.fusion import FusionLimits, fused
 from lagom_overlap.planners.concerto.planner import Independence, critical_communications
 from lagom_overlap.planners.concerto.strategies import (
@@ -22,6 +21,7 @@ from lagom_overlap.planners.concerto.strategies import (
     slides_cost,
     uncovered_s,
 )
+from lagom_overlap.planners.concerto.strategy_choice import choose, interaction_s, without_overlap
 from lagom_overlap.planners.context import context_of
 from lagom_overlap.planners.deadline import Deadline
 from lagom_overlap.planners.schedule.graph import TaskGraph

@@ -6,7 +6,7 @@ from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.planners.base import PlanProblem
 from lagom_overlap.planners.megatron import baselines
-from lagom_overlap.planners.megatron.flags import MegatronFlags, TensorOverlap, default_bucket_elements
+from lagom_overlap.planners.megatron.mechanisms import MegatronFlags, TensorOverlap, default_bucket_elements
 from lagom_overlap.planners.megatron.planner import Megatron, MegatronRole, Roles, bucket_sizes
 from lagom_overlap.planners.predict import predict
 from lagom_overlap.planners.step_index import StepIndex

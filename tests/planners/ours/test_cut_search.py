@@ -44,7 +44,7 @@ def _problem(num_layers: int = 2, preset: str = "a100_dgx", **fields: object) ->
     return replace(PlanProblem(iteration=step, cluster=cluster, times=times, work=SearchBudget(3.0)), **fields)  # type: ignore[arg-type]
 
 
-def _assert_quick_is_real(problem: PlanProblem, cuts: Mapping[str, Cut]) -> None:
+def assert_quick_is_real(problem: PlanProblem, cuts: Mapping[str, Cut]) -> None:
     quick = Cutter(problem).graph(task_graph(problem), cuts)
     real = task_graph(problem, rewritten(problem.iteration, splits_of(cuts)))
     assert sorted(quick.names) == sorted(real.names)
@@ -65,7 +65,7 @@ def test_the_quick_graph_of_every_chain_is_that_of_the_rewritten_step() -> None:
         for factor in (2, 4):
             cuts = cuts_of(problem.iteration, {kind: factor})
             assert cuts
-            _assert_quick_is_real(problem, cuts)
+            assert_quick_is_real(problem, cuts)
 
 
 def test_chains_and_single_operators_are_cut_together_and_nothing_twice() -> None:
@@ -76,7 +76,7 @@ def test_chains_and_single_operators_are_cut_together_and_nothing_twice() -> Non
     members = [member for name, cut in cuts.items() for member in cut.axes(name)]
     assert len(members) == len(set(members))
     assert {bool(cut.before or cut.after) for cut in cuts.values()} == {True, False}
-    _assert_quick_is_real(problem, cuts)
+    assert_quick_is_real(problem, cuts)
 
 
 def test_an_exact_plan_cuts_no_chain_of_a_sum() -> None:

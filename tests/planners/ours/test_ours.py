@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("ortools", reason="needs the extra plan (ortools)")
 
 from random_graphs import GEMM, SCATTER, SHARDS, NamedSeconds, fsdp_problem, random_graph, shortest_by_enumeration
+from test_cut_search import assert_quick_is_real
 
 from lagom_overlap.cost import ContentionModel, load_profile
 from lagom_overlap.errors import JobError
@@ -124,14 +125,7 @@ def test_cuts_of_a_graph_are_those_of_the_rewritten_step() -> None:
     kinds = op_types(problem.iteration, exact=False)
     assert [kind.name.split()[0] for kind in kinds] == ["weight_grad"]
     cuts = cuts_of(problem.iteration, dict.fromkeys(kinds, 4))
-    quick = Cutter(problem).graph(task_graph(problem), cuts)
-    real = task_graph(problem, rewritten(problem.iteration, splits_of(cuts)))
-    assert sorted(quick.names) == sorted(real.names)
-    place = {name: number for number, name in enumerate(real.names)}
-    for task, name in enumerate(quick.names):
-        other = place[name]
-        assert quick.ticks[task] == real.ticks[other]
-        assert {quick.names[p] for p in quick.preds[task]} == {real.names[p] for p in real.preds[other]}
+    assert_quick_is_real(problem, cuts)
 
 
 def test_what_is_said_to_be_cuttable_is_cut() -> None:

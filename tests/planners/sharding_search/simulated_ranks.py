@@ -8,10 +8,10 @@ from torch import fx
 
 from lagom_overlap.capturing.tensor_program import TracedProgram
 from lagom_overlap.collective import CollectiveKind
+from lagom_overlap.planners.sharding_search.call_strategies import ShardingStrategy
 from lagom_overlap.planners.sharding_search.conversions import ConversionStep
-from lagom_overlap.planners.sharding_search.layouts import Held, Layout, SearchMesh
-from lagom_overlap.planners.sharding_search.problem import ShardingProblem, made_layouts
-from lagom_overlap.planners.sharding_search.strategies import ShardingStrategy
+from lagom_overlap.planners.sharding_search.mesh_layouts import Held, Layout, SearchMesh
+from lagom_overlap.planners.sharding_search.sharding_problem import ShardingProblem, made_layouts
 from lagom_overlap.workload.tensor_program import Operand, TensorCall, Value
 
 Ranks = list[torch.Tensor]

@@ -5,8 +5,8 @@ from lagom_overlap.hardware import Cluster, load_preset
 from lagom_overlap.planners.base import OpTimes
 from lagom_overlap.planners.sharding_search.clusters import sharding_problem
 from lagom_overlap.planners.sharding_search.conversions import Conversions
-from lagom_overlap.planners.sharding_search.layouts import SearchMesh
-from lagom_overlap.planners.sharding_search.problem import ShardingProblem
+from lagom_overlap.planners.sharding_search.mesh_layouts import SearchMesh
+from lagom_overlap.planners.sharding_search.sharding_problem import ShardingProblem
 from lagom_overlap.planners.times import ModelTimes
 from lagom_overlap.workload import Gemm, MemoryBound, Origin, Phase
 from lagom_overlap.workload.tensor_program import Operand, TensorCall, TensorProgram, Value, ValueKind

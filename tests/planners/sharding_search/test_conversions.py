@@ -8,7 +8,7 @@ from small_programs import machine
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.errors import JobError
 from lagom_overlap.planners.sharding_search.conversions import Conversions
-from lagom_overlap.planners.sharding_search.layouts import Held, Layout, SearchMesh, layouts_of, local_bytes
+from lagom_overlap.planners.sharding_search.mesh_layouts import Held, Layout, SearchMesh, layouts_of, local_bytes
 from lagom_overlap.workload.tensor_program import Value
 
 W, P = Held.WHOLE, Held.PARTIAL

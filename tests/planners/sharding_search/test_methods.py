@@ -10,8 +10,8 @@ from small_programs import mlp_training, problem_of
 
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.errors import JobError
-from lagom_overlap.planners.sharding_search.choice import FoundSharding, choose_sharding
 from lagom_overlap.planners.sharding_search.emit import emit
+from lagom_overlap.planners.sharding_search.integer_program import FoundSharding, choose_sharding
 from lagom_overlap.planners.sharding_search.search import data_parallel
 
 PROGRAM = mlp_training(1 << 14, 1024)

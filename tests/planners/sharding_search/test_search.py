@@ -9,9 +9,9 @@ from test_sharding_choice import TICKS_S, random_program
 
 from lagom_overlap.errors import JobError
 from lagom_overlap.planners.deadline import Deadline
-from lagom_overlap.planners.sharding_search.choice import FoundSharding, choose_sharding
 from lagom_overlap.planners.sharding_search.emit import emit
-from lagom_overlap.planners.sharding_search.layouts import Held
+from lagom_overlap.planners.sharding_search.integer_program import FoundSharding, choose_sharding
+from lagom_overlap.planners.sharding_search.mesh_layouts import Held
 from lagom_overlap.planners.sharding_search.search import lines_of, search_sharding, starts_from
 from lagom_overlap.workload import Gemm
 

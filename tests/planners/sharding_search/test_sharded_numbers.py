@@ -19,10 +19,10 @@ from lagom_overlap.capturing.fake_tensor import TrainingStep  # noqa: E402
 from lagom_overlap.capturing.models.decoder import Decoder  # noqa: E402
 from lagom_overlap.capturing.tensor_program import TracedProgram, trace_program  # noqa: E402
 from lagom_overlap.planners.deadline import Deadline  # noqa: E402
-from lagom_overlap.planners.sharding_search.choice import choose_sharding  # noqa: E402
-from lagom_overlap.planners.sharding_search.layouts import Layout  # noqa: E402
-from lagom_overlap.planners.sharding_search.problem import ShardingProblem, made_layouts  # noqa: E402
-from lagom_overlap.planners.sharding_search.strategies import Need  # noqa: E402
+from lagom_overlap.planners.sharding_search.call_strategies import Need  # noqa: E402
+from lagom_overlap.planners.sharding_search.integer_program import choose_sharding  # noqa: E402
+from lagom_overlap.planners.sharding_search.mesh_layouts import Layout  # noqa: E402
+from lagom_overlap.planners.sharding_search.sharding_problem import ShardingProblem, made_layouts  # noqa: E402
 from lagom_overlap.workload.models import TransformerModel  # noqa: E402
 from lagom_overlap.workload.tensor_program import ValueKind  # noqa: E402
 

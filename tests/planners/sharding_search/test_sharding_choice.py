@@ -17,11 +17,11 @@ from lagom_overlap.errors import JobError
 from lagom_overlap.planners.base import PlanProblem
 from lagom_overlap.planners.deadline import Deadline
 from lagom_overlap.planners.predict import predict
-from lagom_overlap.planners.sharding_search.choice import FoundSharding, choose_sharding
 from lagom_overlap.planners.sharding_search.emit import emit
-from lagom_overlap.planners.sharding_search.layouts import Held, Layout
-from lagom_overlap.planners.sharding_search.memory import TensorLifetimes
-from lagom_overlap.planners.sharding_search.problem import ShardingProblem, made_layouts
+from lagom_overlap.planners.sharding_search.held_memory import TensorLifetimes
+from lagom_overlap.planners.sharding_search.integer_program import FoundSharding, choose_sharding
+from lagom_overlap.planners.sharding_search.mesh_layouts import Held, Layout
+from lagom_overlap.planners.sharding_search.sharding_problem import ShardingProblem, made_layouts
 from lagom_overlap.workload.tensor_program import TensorProgram, ValueKind
 
 TICKS_S = 1e-6

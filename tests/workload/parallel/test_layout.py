@@ -9,7 +9,7 @@ from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.workload.models import load_model
 from lagom_overlap.workload.parallel import ParallelLayout, ParallelTable, PipelineSchedule
-from lagom_overlap.workload.parallel.check import check_layout
+from lagom_overlap.workload.parallel.layout_check import check_layout
 from lagom_overlap.workload.parallel.stage import chunk_layers, plan_stages
 
 GOOD = ParallelLayout(tensor=8, pipeline=4, data=2, micro_batch=1, global_batch=16)

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from eager_operators import watched
 
 from lagom_overlap.workload import Attention, CompOp, Issuer, MemoryBound
 from lagom_overlap.workload.issued import IssuedStep
@@ -42,27 +43,20 @@ def memory(step: IssuedStep, name: str) -> MemoryBound:
 @pytest.mark.torch
 def test_angles_that_are_scaled_move_what_eager_pytorch_does() -> None:
     import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils._pytree import tree_leaves
 
     length, heads, columns = 16, 8, 64
     size, seen = length * heads * columns, [0.0, 0.0]
 
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            out = function(*args, **(kwargs or {}))
-            if not function.is_view:
-                tensors = [each for each in tree_leaves((args, kwargs, out)) if torch.is_tensor(each)]
-                large = [each for each in tensors if each.numel() >= size // 2]
-                # Zeros are written, not read and written: the result of `new_zeros` has its source among the arguments.
-                large = large[-1:] if "zeros" in str(function) else large
-                seen[0] += sum(each.numel() * each.element_size() for each in large) / size
-                seen[1] += bool(large)
-            return out
+    def see(function: Any, tensors: list[torch.Tensor]) -> None:
+        large = [each for each in tensors if each.numel() >= size // 2]
+        # Zeros are written, not read and written: the result of `new_zeros` has its source among the arguments.
+        large = large[-1:] if "zeros" in str(function) else large
+        seen[0] += sum(each.numel() * each.element_size() for each in large) / size
+        seen[1] += bool(large)
 
     def counted(run: Any) -> tuple[Any, float, float]:
         seen[:] = [0.0, 0.0]
-        with Watch():
+        with watched(see):
             made = run()
         return made, seen[0], seen[1]
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from eager_operators import watched
 
 from lagom_overlap.collective import Collective, CollectiveKind, distinct
 from lagom_overlap.errors import JobError
@@ -280,24 +281,17 @@ def test_one_rank_counts_its_rows_by_three_launches() -> None:
 @pytest.mark.torch
 def test_biases_and_clamps_of_experts_move_what_eager_pytorch_does(dispatcher: Dispatcher, fp32: bool) -> None:
     import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils._pytree import tree_leaves
 
     rows, columns, seen = 64, 512, [0.0, 0.0]
 
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            out = function(*args, **(kwargs or {}))
-            if not function.is_view:
-                tensors = [each for each in tree_leaves((args, kwargs, out)) if torch.is_tensor(each)]
-                whole = [each for each in tensors if each.numel() >= rows // 2 * columns and 0 not in each.stride()]
-                seen[0] += sum(each.numel() * each.element_size() for each in whole) / (rows * columns)
-                seen[1] += bool(whole)
-            return out
+    def see(_: Any, tensors: list[torch.Tensor]) -> None:
+        whole = [each for each in tensors if each.numel() >= rows // 2 * columns and 0 not in each.stride()]
+        seen[0] += sum(each.numel() * each.element_size() for each in whole) / (rows * columns)
+        seen[1] += bool(whole)
 
     def counted(made: Any) -> tuple[float, float]:
         seen[:] = [0.0, 0.0]
-        with Watch():
+        with watched(see):
             result = made()
         return result, tuple(seen)  # type: ignore[return-value]
 

@@ -6,7 +6,7 @@ import pytest
 
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.cost.operators import load_operators
-from lagom_overlap.cost.operators.times import OperatorTimes
+from lagom_overlap.cost.operators.operator_times import OperatorTimes
 from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import load_preset
 from lagom_overlap.workload import CommOp, Gemm, Phase

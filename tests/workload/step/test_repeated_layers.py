@@ -15,8 +15,8 @@ from lagom_overlap.workload.parallel import Dispatcher, ParallelLayout, Pipeline
 from lagom_overlap.workload.parallel.layout import RecomputeModule
 from lagom_overlap.workload.precision import DType, Precision, ProductFormat
 from lagom_overlap.workload.step import StepBuilder, build, load_rules
-from lagom_overlap.workload.step.chunk import Chunk
 from lagom_overlap.workload.step.layer import LayerOps
+from lagom_overlap.workload.step.model_chunk import Chunk
 from lagom_overlap.workload.step.stage_build import StageBuild
 from lagom_overlap.workload.step.tape import layer_ops
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from eager_operators import watched
 
 from lagom_overlap.errors import JobError
 from lagom_overlap.workload import Attention, CommOp, CompOp, Gemm, MemoryBound, Phase
@@ -268,28 +269,21 @@ def test_eager_traffic_is_that_of_the_operators_that_pytorch_runs(
     function: Any, widths: list[int], modelled: tuple[tuple[int, ...], tuple[int, ...]]
 ) -> None:
     import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils._pytree import tree_leaves
 
     rows, columns = 64, 512
     seen: list[int] = []
 
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            out = function(*args, **(kwargs or {}))
-            if not function.is_view:
-                tensors = [each for each in tree_leaves((args, kwargs, out)) if torch.is_tensor(each)]
-                whole = [each for each in tensors if each.numel() >= rows * columns and 0 not in each.stride()]
-                seen.append(sum(each.numel() * each.element_size() for each in whole) // (rows * columns))
-            return out
+    def see(_: Any, tensors: list[torch.Tensor]) -> None:
+        whole = [each for each in tensors if each.numel() >= rows * columns and 0 not in each.stride()]
+        seen.append(sum(each.numel() * each.element_size() for each in whole) // (rows * columns))
 
     inputs = [torch.randn(rows, width * columns, dtype=torch.bfloat16, requires_grad=True) for width in widths]
-    with Watch():
+    with watched(see):
         made = function(*inputs)
     forward = seen.copy()
     gradient = torch.ones_like(made)
     seen.clear()
-    with Watch():
+    with watched(see):
         made.backward(gradient)
     assert [[num for num in found if num] for found in (forward, seen)] == [
         [num for num in kernels if num] for kernels in modelled

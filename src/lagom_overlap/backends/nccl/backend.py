@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 
 from lagom_overlap.backends.base import BackendRequest
-from lagom_overlap.backends.nccl.device import CudaDevice
+from lagom_overlap.backends.nccl.cuda_device import CudaDevice
 from lagom_overlap.backends.nccl.launched import RankPlace
 from lagom_overlap.backends.nccl.session import NcclSession, PluginFiles
 from lagom_overlap.collective import CommConfig, ConfigSpace, Subspace

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 import torch
 from torch import distributed as dist
 
-from lagom_overlap.backends.nccl.device import Device
+from lagom_overlap.backends.nccl.cuda_device import Device
 from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.engines.base import Buffers
 from lagom_overlap.engines.buffers import allocate

@@ -16,7 +16,7 @@ from typing import Final, cast
 import torch
 from torch import distributed as dist
 
-from lagom_overlap.backends.nccl.device import Device
+from lagom_overlap.backends.nccl.cuda_device import Device
 from lagom_overlap.backends.nccl.overlap import HeadStart, NcclOverlap, issue_collective, make_ready, run_overlap
 from lagom_overlap.collective import Collective, CommConfig, CommunicatorId, ConfigKey, ConfigTable
 from lagom_overlap.collective.sites import cycles_of
@@ -25,7 +25,7 @@ from lagom_overlap.engines.gloo_group import GlooGroup
 from lagom_overlap.engines.gloo_rank import Control
 from lagom_overlap.engines.messages import Measured, RunTimes, Wrong
 from lagom_overlap.engines.overlap_run import RankRunTimes
-from lagom_overlap.errors import BackendError, LagomError, SpaceError
+from lagom_overlap.errors import BackendError, LagomError, SpaceError, first_line
 from lagom_overlap.nccl_plugin.channel_limit import EVEN_GATHERS_ONLY
 from lagom_overlap.nccl_plugin.library import TunerPlugin
 from lagom_overlap.nccl_plugin.record_log import Flag, RecordedDecision, RecordRing
@@ -90,7 +90,7 @@ class NcclSession:
         try:
             dist.init_process_group("gloo", rank=rank, world_size=num_ranks, timeout=self._timeout)
         except (RuntimeError, ValueError) as error:
-            raise BackendError(f"rank {rank} of {num_ranks} could not meet the others: {_line(error)}") from error
+            raise BackendError(f"rank {rank} of {num_ranks} could not meet the others: {first_line(error)}") from error
         control = dist.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]  # just made
         self.control = Control(cast("GlooGroup", control), num_ranks)
         self._plugin = TunerPlugin(files.library)
@@ -246,7 +246,3 @@ class NcclSession:
         issue_collective(op.collective, ready.overlap.buffers[place], self._groups[op.communicator])
         if self._after_issue is not None:
             self._after_issue(op)
-
-
-def _line(error: BaseException) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -12,6 +12,7 @@ import torch.nn.functional as F  # noqa: N812  torch's customary name
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import loss_parallel
 
+from lagom_overlap.capturing.captured_stages import CapturedStage, pipelined
 from lagom_overlap.capturing.fake_tensor import TrainingStep, capture_step
 from lagom_overlap.capturing.models.decoder import Decoder
 from lagom_overlap.capturing.models.degrees import Degrees
@@ -24,7 +25,6 @@ from lagom_overlap.capturing.models.parallelize import (
     optimizers_of,
     spread_experts,
 )
-from lagom_overlap.capturing.pipeline import CapturedStage, pipelined
 from lagom_overlap.errors import JobError, UnknownNameError
 from lagom_overlap.workload.issued import IssuedStep
 from lagom_overlap.workload.models import TransformerModel, load_model, model_names

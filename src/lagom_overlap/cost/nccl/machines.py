@@ -1,7 +1,7 @@
 """From a cluster preset to NCCL's graphs: which topology a collective on that many of its ranks sees.
 
 What the graphs need of a machine beyond a cluster preset is the table `[nccl]` of its GPU's file (`hardware.gpu_file`).
-GPUs behind an NVSwitch get derived graphs (`search.py`), bridged A40 the presets of `topologies.toml`, anything else
+GPUs behind an NVSwitch get `derived_graphs`, bridged A40 the presets of `topologies.toml`, anything else
 one ring at its own link's speed. Departures: ranks that do not fill their nodes evenly are taken as if they did; the
 number of network cards is the node's bandwidth in cards of the machine's kind; without a preset, nodes without a switch
 are taken as one ring over their cards.
@@ -13,8 +13,8 @@ from functools import cache, lru_cache
 
 from lagom_overlap.collective import Collective
 from lagom_overlap.cost.nccl.choice import NcclChoice, choose, launched_channels
+from lagom_overlap.cost.nccl.derived_graphs import NvswitchMachine, nvswitch_topology, pcie_topology
 from lagom_overlap.cost.nccl.point_to_point import choose_point_to_point
-from lagom_overlap.cost.nccl.search import NvswitchMachine, nvswitch_topology, pcie_topology
 from lagom_overlap.cost.nccl.topology import CpuVendor, PathType, Topology, load_topology
 from lagom_overlap.cost.nccl.wire import FittedLink
 from lagom_overlap.hardware import Cluster, Gpu, LinkKind

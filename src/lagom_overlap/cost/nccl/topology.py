@@ -2,7 +2,7 @@
 
 A search yields, per algorithm, a number of search channels, a speed per channel inside and between nodes, and the worst
 path used. NCCL then makes two compute channels of each search channel (connect.cc), which `Topology.num_channels` does.
-Presets are in `data/topologies.toml`; `search.py` derives those of machines with an NVSwitch.
+Presets are in `data/topologies.toml`; `derived_graphs.py` derives those of machines with an NVSwitch.
 """
 
 import tomllib

@@ -12,7 +12,6 @@ import torch
 from torch import fx
 
 from lagom_overlap.collective import CollectiveKind
-from lagom_overlap.engines.fx.groups import Groups
 from lagom_overlap.engines.fx.nodes import (
     OP_NAME,
     Editor,
@@ -25,6 +24,7 @@ from lagom_overlap.engines.fx.nodes import (
     value_of,
 )
 from lagom_overlap.engines.fx.partition import partition_groups
+from lagom_overlap.engines.fx.process_groups import Groups
 from lagom_overlap.engines.fx.reorder import STREAM, WAITS, reorder
 from lagom_overlap.engines.fx.slide import slide
 from lagom_overlap.engines.fx.split import split

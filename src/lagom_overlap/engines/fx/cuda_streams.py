@@ -18,8 +18,8 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lagom_overlap.engines.fx.groups import Groups
 from lagom_overlap.engines.fx.nodes import ended, is_collective, is_wait, op_name
+from lagom_overlap.engines.fx.process_groups import Groups
 from lagom_overlap.engines.fx.reorder import WAITS
 from lagom_overlap.engines.fx.streams import COMPUTE_STREAM, group_place, groups_of_streams, stream_of
 

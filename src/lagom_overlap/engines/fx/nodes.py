@@ -18,7 +18,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from lagom_overlap.collective import CollectiveKind
-from lagom_overlap.engines.fx.groups import process_group
+from lagom_overlap.engines.fx.process_groups import process_group
 from lagom_overlap.errors import JobError
 
 OP_NAME: Final = "lagom_op"

@@ -13,8 +13,8 @@ from math import prod
 from torch import fx
 
 from lagom_overlap.collective import CollectiveKind
-from lagom_overlap.engines.fx.groups import Groups, mesh_subgroup
 from lagom_overlap.engines.fx.nodes import Editor, FxCollective, collective_of, op_name, replace, value_of
+from lagom_overlap.engines.fx.process_groups import Groups, mesh_subgroup
 from lagom_overlap.engines.fx.staged import StagedMesh, staged
 from lagom_overlap.errors import JobError
 from lagom_overlap.workload import Op

@@ -18,8 +18,8 @@ from torch import fx
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.engines.fx import cuts
 from lagom_overlap.engines.fx.cuts import GraphCut
-from lagom_overlap.engines.fx.groups import Groups
 from lagom_overlap.engines.fx.nodes import Editor, FxCollective, collective_of, ended, is_collective, op_name, value_of
+from lagom_overlap.engines.fx.process_groups import Groups
 from lagom_overlap.engines.fx.split import Chains, Pieces, call_axis, drop_unused_views, part_of, results_of
 from lagom_overlap.errors import JobError
 from lagom_overlap.workload import Op

@@ -20,8 +20,8 @@ from lagom_overlap.capturing.shard_rules import ShardRule, shard_rule
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.engines.fx import cuts
 from lagom_overlap.engines.fx.cuts import GraphCut
-from lagom_overlap.engines.fx.groups import Groups
 from lagom_overlap.engines.fx.nodes import OP_NAME, Editor, collective_of, ended, is_collective, op_name, value_of
+from lagom_overlap.engines.fx.process_groups import Groups
 from lagom_overlap.errors import JobError
 from lagom_overlap.workload import Combine, Op
 from lagom_overlap.workload.rewrite.steps import ChainLink, Split

@@ -19,8 +19,8 @@ from typing import Any, Final
 import torch
 from torch import fx
 
-from lagom_overlap.engines.fx.groups import Groups
 from lagom_overlap.engines.fx.nodes import OP_NAME, ended, is_collective, is_wait, op_name
+from lagom_overlap.engines.fx.process_groups import Groups
 from lagom_overlap.engines.fx.reorder import STREAM, WAITS
 from lagom_overlap.timeline import Span, SpanKind
 

@@ -55,7 +55,7 @@ from time import monotonic, sleep
 from typing import Final, Protocol, TypeVar
 
 from lagom_overlap.engines.bounded import BoundedCalls
-from lagom_overlap.errors import BackendError
+from lagom_overlap.errors import BackendError, first_line
 from lagom_overlap.online.program import StepProgram
 from lagom_overlap.online.ranks.messages import KEPT, Report, SwitchState, WindowPlan, decode, encode
 from lagom_overlap.online.ranks.tree import post_of
@@ -285,7 +285,7 @@ class Exchange:
             getting_ready.close()
         error = work_done.exception()
         if isinstance(error, Exception):  # whatever it is, it must not end the job
-            return f"rank {self.rank} cannot switch: {_line(error)}"
+            return f"rank {self.rank} cannot switch: {first_line(error)}"
         if error is not None:
             raise error
         return ""
@@ -307,7 +307,7 @@ class Exchange:
             except StoreLost:
                 raise
             except Exception as error:  # ours: the answer is "no", unless it is out already
-                return self._refused(window, f"rank {self.rank} failed: {_line(error)}")
+                return self._refused(window, f"rank {self.rank} failed: {first_line(error)}")
         except StoreLost as error:
             if self._promised != window:
                 raise
@@ -491,8 +491,4 @@ class Exchange:
         try:
             return self._calls.call(question, self.timeout_s)
         except Exception as error:  # torch's stores raise RuntimeErrors; whatever it is, it must not end the job
-            raise StoreLost(f"the job's store does not answer: {_line(error)}") from error
-
-
-def _line(error: BaseException) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise StoreLost(f"the job's store does not answer: {first_line(error)}") from error

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from lagom_overlap.collective.sites import Cycles, SiteSetting, cycles_of
-from lagom_overlap.errors import BackendError
+from lagom_overlap.errors import BackendError, first_line
 from lagom_overlap.online.journal import JournalFile, whole_lines
 from lagom_overlap.online.ranks.exchange import Exchange, ReportMissing, StoreLost
 from lagom_overlap.online.ranks.in_force import InForce
@@ -285,7 +285,7 @@ class Member:
         except Exception as error:  # ours: it must not end the job
             self._failed(error)
             if self._leader is not None:  # the others wait for the first plan, and no wish to stop comes before it
-                words = f"rank 0 could not begin: {_line(error)}"
+                words = f"rank 0 could not begin: {first_line(error)}"
                 self._reaching(lambda: self._exchange.veto(0, words))
 
     def _enter(self) -> None:
@@ -361,7 +361,7 @@ class Member:
 
     def _note_lost(self, error: Exception) -> None:
         """From here on this rank agrees on nothing: the others need not wait for it, which their connections say."""
-        self._lost = _line(error)
+        self._lost = first_line(error)
         if self._presence is not None:
             self._presence.leave(is_cut_off=True)
 
@@ -461,7 +461,7 @@ class Member:
             raise
         except Exception as error:  # ours, not the job's: it must not end the job
             _log.exception("deciding on window %d failed", window)
-            self._exchange.veto(window + 1, f"rank 0 could not decide: {_line(error)}")
+            self._exchange.veto(window + 1, f"rank 0 could not decide: {first_line(error)}")
 
     def _reaching(self, work: Callable[[], object]) -> None:
         """Runs what needs the store, if this rank still has it."""
@@ -491,7 +491,7 @@ class Member:
 
     def _failed(self, error: Exception) -> None:
         _log.exception("online tuning failed on rank %d", self._exchange.rank)
-        self.stop(f"failed: {_line(error)}")
+        self.stop(f"failed: {first_line(error)}")
 
     def _timed(self, work: Callable[[], object]) -> None:
         began = perf_counter()
@@ -504,7 +504,3 @@ class Member:
 def calls_so_far(route: Route) -> dict[str, int]:
     """How many calls this rank has issued, by what all ranks of the communicator call it."""
     return {count.wire: count.num_calls for count in route.counts().values()}
-
-
-def _line(error: BaseException) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

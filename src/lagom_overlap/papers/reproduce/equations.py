@@ -8,7 +8,7 @@ alone. Fig. 3's FFN, Fig. 8's patterns and configurations. The equations are
     g_ij = ceil(mu_i / ((lambda - NC_j) TB_i))                                      (5)
     f_ij = theta_ij + (lambda - NC_j) TB_i D_i / (B - V(NC_j, C_j))                 (6)
 
-Symbols and the repair are in `cost/contention.py`. As printed a kernel that two collectives overlap, one after the
+Symbols and the repair are in `cost/lagom_equations.py`. As printed a kernel that two collectives overlap, one after the
 other, takes twice its time (4), a collective slows the whole kernel however short it is (4), and the last, partial wave
 moves the bytes of a full one (6). The paper gives no theta, D or V: they are the repaired model's.
 
@@ -22,7 +22,7 @@ from math import ceil
 from statistics import median
 
 from lagom_overlap.cost import ContentionModel
-from lagom_overlap.cost.contention import traffic_bytes_per_s
+from lagom_overlap.cost.lagom_equations import traffic_bytes_per_s
 from lagom_overlap.papers.reproduce.figure3 import PUBLISHED_RATIO, SHAPES, ffn_works
 from lagom_overlap.papers.reproduce.figure8 import AUTOCCL_AG, LAGOM_AG, LAGOM_RS, patterns
 from lagom_overlap.papers.reproduce.ground import DEFAULT, model_of

@@ -20,13 +20,13 @@ from lagom_overlap.hardware import load_preset
 from lagom_overlap.papers.reproduce.ground import model_of
 from lagom_overlap.papers.reproduce.judge import LEAST_SHARE
 from lagom_overlap.papers.reproduce.result import Curve, Line, ReproducedVerdict
+from lagom_overlap.papers.workloads.layer_parts import LayerParts
 from lagom_overlap.papers.workloads.megatron_notes import (
     gather_iteration,
     gradient_iteration,
     notes_parts,
     tensor_iteration,
 )
-from lagom_overlap.papers.workloads.parts import LayerParts
 from lagom_overlap.sim import simulate_iteration
 from lagom_overlap.timeline.metrics import overlap_metrics
 from lagom_overlap.units import GB_PER_S

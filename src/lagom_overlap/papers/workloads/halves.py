@@ -6,7 +6,7 @@ parallelism (arXiv 2409.15241), the dual batches of expert parallelism (DeepSeek
 
 from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.errors import JobError
-from lagom_overlap.papers.workloads.parts import Backward, LayerParts, Works
+from lagom_overlap.papers.workloads.layer_parts import Backward, LayerParts, Works
 from lagom_overlap.workload.iteration import Iteration
 from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.ops import CommOp, CompOp, Op

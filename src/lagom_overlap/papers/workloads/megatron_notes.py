@@ -13,7 +13,7 @@ tokens. A rank holds 20 layers. Each iteration has only the communication whose 
 
 from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.errors import JobError
-from lagom_overlap.papers.workloads.parts import ELEMENT_BYTES, LayerParts, Works
+from lagom_overlap.papers.workloads.layer_parts import ELEMENT_BYTES, LayerParts, Works
 from lagom_overlap.workload.iteration import Iteration
 from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.ops import CommOp, CompOp, Gemm, Op

@@ -21,7 +21,7 @@ import msgspec
 from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.errors import JobError
 from lagom_overlap.papers.workloads.halves import domino_iteration, dual_batch_iteration
-from lagom_overlap.papers.workloads.parts import ELEMENT_BYTES
+from lagom_overlap.papers.workloads.layer_parts import ELEMENT_BYTES
 from lagom_overlap.workload.iteration import Iteration
 from lagom_overlap.workload.models import TransformerModel, load_model
 from lagom_overlap.workload.ops import MemoryBound, Phase

@@ -2,7 +2,7 @@
 
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.planners.base import PlanProblem
-from lagom_overlap.planners.centauri.layer import LayerCosts
+from lagom_overlap.planners.centauri.layer_tier import LayerCosts
 from lagom_overlap.planners.centauri.model_tier import ModelCosts
 from lagom_overlap.planners.step_index import StepIndex
 from lagom_overlap.workload import CompOp, Op, Phase

@@ -27,7 +27,7 @@ from lagom_overlap.planners.centauri.operation import (
     end_s,
     even,
 )
-from lagom_overlap.planners.context import context_of
+from lagom_overlap.planners.context import context_of, next_to
 from lagom_overlap.planners.step_index import StepIndex
 from lagom_overlap.workload import CommOp, CompOp, Gather
 from lagom_overlap.workload.rewrite.partition import granularity, partition_steps
@@ -204,12 +204,7 @@ class Leaves:
         return sum(self._times.seconds(self._index.ops[link.op]) for link in links)
 
     def _untaken(self, links: tuple[ChainLink, ...], from_end: bool) -> tuple[ChainLink, ...]:
-        kept: list[ChainLink] = []
-        for link in reversed(links) if from_end else links:
-            if link.op in self.taken:
-                break
-            kept.append(link)
-        return tuple(reversed(kept)) if from_end else tuple(kept)
+        return next_to(links, lambda link: link.op not in self.taken, from_end)
 
     def _costs(
         self, comm: CommOp, neighbours: _Neighbours, free_s: float, meshes: Sequence[tuple[int, ...]]
@@ -253,13 +248,11 @@ class Leaves:
     def _divisible(
         self, links: tuple[ChainLink, ...], shares: Sequence[Fraction], from_end: bool
     ) -> tuple[ChainLink, ...]:
-        kept: list[ChainLink] = []
-        for link in reversed(links) if from_end else links:
+        def is_cut_evenly(link: ChainLink) -> bool:
             shards = self._index.ops[link.op].shards
-            if shards is None or any((shards.sizes[link.axis] * s).denominator != 1 for s in shares):
-                break
-            kept.append(link)
-        return tuple(reversed(kept)) if from_end else tuple(kept)
+            return shards is not None and all((shards.sizes[link.axis] * s).denominator == 1 for s in shares)
+
+        return next_to(links, is_cut_evenly, from_end)
 
     def _cut_s(self, comm: CommOp, chain: tuple[ChainLink, ...], choice: OperationChoice) -> float:
         """What pieces and joins take beyond the whole operators."""

@@ -6,7 +6,7 @@
    the option `evolve`: all ranks must hold the same of what these operators read. The user vouches for that, and the
    engine checks it before a run. A framework's step does so by a setting (`zero_stage`, `sequence_parallel`).
 2. Operation tier: the leaf of every collective, greedily in program order, like ones alike (`leaf`).
-3. Layer tier: data or weight gradients first, decided for each layer (`layer`).
+3. Layer tier: data or weight gradients first, decided for each layer (`layer_tier`).
 4. Model tier: micro-batches launched together (`model_tier`), layer by layer as long as gathers or scatters last; on a
    stage of a pipeline at least as many as it is deep.
 
@@ -27,7 +27,7 @@ from lagom_overlap.errors import JobError
 from lagom_overlap.planners.base import Plan, PlanProblem
 from lagom_overlap.planners.centauri.costs import LAYER_PHASES, layer_costs, model_costs, num_batches
 from lagom_overlap.planners.centauri.evolution import evolutions
-from lagom_overlap.planners.centauri.layer import FirstGradient, first_gradient
+from lagom_overlap.planners.centauri.layer_tier import FirstGradient, first_gradient
 from lagom_overlap.planners.centauri.leaf import Leaves
 from lagom_overlap.planners.centauri.model_tier import (
     GradientLaunch,

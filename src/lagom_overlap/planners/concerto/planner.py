@@ -30,9 +30,9 @@ from numpy.typing import NDArray
 from lagom_overlap.cost import ContentionModel
 from lagom_overlap.errors import JobError
 from lagom_overlap.planners.base import Plan, PlanProblem
-from lagom_overlap.planners.concerto.choice import choose, without_overlap
 from lagom_overlap.planners.concerto.fusion import FusionLimits, fused
 from lagom_overlap.planners.concerto.strategies import ConcertoStrategy, CostMode, Pricing, Slowdown, constant_slowdown
+from lagom_overlap.planners.concerto.strategy_choice import choose, without_overlap
 from lagom_overlap.planners.cpsat import BlockMode, odd_even
 from lagom_overlap.planners.deadline import Deadline
 from lagom_overlap.planners.exact import adds_numbers

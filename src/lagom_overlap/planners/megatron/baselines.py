@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from lagom_overlap.planners.base import Plan, PlanProblem
 from lagom_overlap.planners.finish import Issue, finished, order_by
-from lagom_overlap.planners.megatron.flags import MegatronFlags
+from lagom_overlap.planners.megatron.mechanisms import MegatronFlags
 from lagom_overlap.planners.megatron.planner import Megatron
 from lagom_overlap.planners.predict import predict
 from lagom_overlap.planners.step_index import StepIndex

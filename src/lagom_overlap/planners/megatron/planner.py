@@ -7,7 +7,7 @@ code waits for at once is on the computations' stream.
 1. Gradients travel by bucket as soon as the bucket's last product has ended, or all after backward.
 2. The gather of parameter bucket k + 1, with the copies into it, is launched when bucket k is first needed: a prefetch
    of one.
-3. Tensor parallelism: see `flags` for bulk, `pipelined` for pieces.
+3. Tensor parallelism: see `mechanisms` for bulk, `pipelined` for pieces.
 4. Experts: see `combined_ranks`.
 5. Delayed weight gradients are launched last before their bucket travels.
 
@@ -34,8 +34,8 @@ from lagom_overlap.errors import JobError
 from lagom_overlap.planners.base import Plan, PlanProblem
 from lagom_overlap.planners.context import divisible
 from lagom_overlap.planners.finish import Issue, finished, order_by
-from lagom_overlap.planners.framework import framework_arcs
-from lagom_overlap.planners.megatron.flags import (
+from lagom_overlap.planners.framework_waits import framework_arcs
+from lagom_overlap.planners.megatron.mechanisms import (
     USERBUFFER_SPLITS,
     MegatronFlags,
     TensorOverlap,

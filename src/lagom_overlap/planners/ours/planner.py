@@ -27,7 +27,7 @@ from typing import Final
 from lagom_overlap.planners.base import Plan, PlanProblem
 from lagom_overlap.planners.cpsat import improve_by_windows, solve_graph
 from lagom_overlap.planners.deadline import STEPS_PER_S, WORK_NOTE, Deadline
-from lagom_overlap.planners.framework import framework_arcs
+from lagom_overlap.planners.framework_waits import framework_arcs
 from lagom_overlap.planners.layers import stages_of
 from lagom_overlap.planners.memory import fits, with_memory
 from lagom_overlap.planners.modulo_schedule import steady_priorities

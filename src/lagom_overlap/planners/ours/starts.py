@@ -16,7 +16,7 @@ from lagom_overlap.planners.centauri.planner import paper as centauri_paper
 from lagom_overlap.planners.concerto.planner import Concerto
 from lagom_overlap.planners.concerto.planner import paper as concerto_paper
 from lagom_overlap.planners.deadline import OPERATOR_STEPS, Deadline
-from lagom_overlap.planners.framework import FSDP2
+from lagom_overlap.planners.framework_waits import FSDP2
 from lagom_overlap.planners.fsdp2 import Fsdp2
 from lagom_overlap.planners.megatron import baselines
 from lagom_overlap.planners.megatron.planner import Megatron

@@ -11,10 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from lagom_overlap.planners.base import OpTimes
-from lagom_overlap.planners.sharding_search.conversions import Conversions
-from lagom_overlap.planners.sharding_search.layouts import Held, Layout, Placement, SearchMesh, layouts_of, local_bytes
-from lagom_overlap.planners.sharding_search.problem import Node, Option, ShardingProblem
-from lagom_overlap.planners.sharding_search.strategies import (
+from lagom_overlap.planners.sharding_search.call_strategies import (
     Choice,
     Need,
     ShardingStrategy,
@@ -24,6 +21,16 @@ from lagom_overlap.planners.sharding_search.strategies import (
     seconds_of,
     strategies_of,
 )
+from lagom_overlap.planners.sharding_search.conversions import Conversions
+from lagom_overlap.planners.sharding_search.mesh_layouts import (
+    Held,
+    Layout,
+    Placement,
+    SearchMesh,
+    layouts_of,
+    local_bytes,
+)
+from lagom_overlap.planners.sharding_search.sharding_problem import Node, Option, ShardingProblem
 from lagom_overlap.workload import MemoryBound
 from lagom_overlap.workload.tensor_program import Operand, TensorCall, TensorProgram, ValueKind
 

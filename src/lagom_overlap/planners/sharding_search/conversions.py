@@ -14,7 +14,7 @@ from math import prod
 from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.hardware import Cluster
 from lagom_overlap.planners.base import OpTimes
-from lagom_overlap.planners.sharding_search.layouts import Held, Layout, Placement, SearchMesh, local_bytes
+from lagom_overlap.planners.sharding_search.mesh_layouts import Held, Layout, Placement, SearchMesh, local_bytes
 from lagom_overlap.workload import CommOp
 from lagom_overlap.workload.tensor_program import Value
 

@@ -11,11 +11,11 @@ from dataclasses import replace
 from math import gcd, prod
 from typing import Final
 
-from lagom_overlap.planners.sharding_search.choice import FoundSharding
+from lagom_overlap.planners.sharding_search.call_strategies import Need, ShardingStrategy, local_work
 from lagom_overlap.planners.sharding_search.conversions import ConversionStep
-from lagom_overlap.planners.sharding_search.layouts import Held, Layout, SearchMesh, local_bytes
-from lagom_overlap.planners.sharding_search.problem import made_layouts
-from lagom_overlap.planners.sharding_search.strategies import Need, ShardingStrategy, local_work
+from lagom_overlap.planners.sharding_search.integer_program import FoundSharding
+from lagom_overlap.planners.sharding_search.mesh_layouts import Held, Layout, SearchMesh, local_bytes
+from lagom_overlap.planners.sharding_search.sharding_problem import made_layouts
 from lagom_overlap.units import format_memory, format_percent
 from lagom_overlap.workload import (
     Buffer,

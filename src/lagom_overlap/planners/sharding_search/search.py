@@ -17,13 +17,13 @@ from lagom_overlap.errors import JobError
 from lagom_overlap.hardware import Cluster
 from lagom_overlap.planners.base import OpTimes
 from lagom_overlap.planners.deadline import Deadline
-from lagom_overlap.planners.sharding_search.choice import FoundSharding, choose_sharding
+from lagom_overlap.planners.sharding_search.call_strategies import Views
 from lagom_overlap.planners.sharding_search.clusters import sharding_problem
 from lagom_overlap.planners.sharding_search.conversions import Conversions
 from lagom_overlap.planners.sharding_search.emit import emit
-from lagom_overlap.planners.sharding_search.layouts import Held, Layout, Placement, SearchMesh
-from lagom_overlap.planners.sharding_search.problem import Node, Option, ShardingProblem
-from lagom_overlap.planners.sharding_search.strategies import Views
+from lagom_overlap.planners.sharding_search.integer_program import FoundSharding, choose_sharding
+from lagom_overlap.planners.sharding_search.mesh_layouts import Held, Layout, Placement, SearchMesh
+from lagom_overlap.planners.sharding_search.sharding_problem import Node, Option, ShardingProblem
 from lagom_overlap.workload import Attention, Gemm, Phase
 from lagom_overlap.workload.tensor_program import TensorProgram, ValueKind
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:  # the terminal must not wait for plotly
 
 
 def figure(result: AnalyzeResult) -> "go.Figure":
-    """The result's figure; see `analyze.figures`."""
-    from lagom_overlap.report.analyze import figures  # noqa: PLC0415 - loads plotly
+    """The result's figure; see `analyze.charts`."""
+    from lagom_overlap.report.analyze import charts  # noqa: PLC0415 - loads plotly
 
-    return figures.figure(result)
+    return charts.figure(result)

@@ -9,7 +9,7 @@ from lagom_overlap.analysis.collectives import CollectiveRow
 from lagom_overlap.analysis.findings import RankFindings
 from lagom_overlap.analysis.groups import TraceGroup
 from lagom_overlap.report.analyze.against import HEADS, against_headline, change_cells, step_cells
-from lagom_overlap.report.analyze.figures import (
+from lagom_overlap.report.analyze.charts import (
     ranks_figure,
     slowdown_figure,
     steps_figure,

@@ -27,7 +27,7 @@ from lagom_overlap.report.analyze.words import (
     ranks_head,
     unreachable_sentence,
 )
-from lagom_overlap.report.fitted import WIDTH, Fitted, to_type
+from lagom_overlap.report.fitted_table import WIDTH, Fitted, to_type
 from lagom_overlap.report.what_if import what_if_parts
 from lagom_overlap.results.analyze import AnalyzeResult
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from lagom_overlap.report.tune.words import summary as summary
+from lagom_overlap.report.tune.verdict_words import summary as summary
 from lagom_overlap.results.tune import TuneResult
 
 if TYPE_CHECKING:  # the terminal must not wait for plotly

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from lagom_overlap.collective import Collective
 from lagom_overlap.report.style import colour_of
 from lagom_overlap.report.tune.probes import GroupHistory, ProbePoint
-from lagom_overlap.report.tune.words import (
+from lagom_overlap.report.tune.verdict_words import (
     KNOB_WORDS,
     busy_sentence,
     change_text,

@@ -13,9 +13,9 @@ from rich.padding import Padding
 from rich.text import Text
 
 from lagom_overlap.collective import CommConfig
-from lagom_overlap.report.fitted import WIDTH
+from lagom_overlap.report.fitted_table import WIDTH
 from lagom_overlap.report.tune.probes import GroupHistory, histories
-from lagom_overlap.report.tune.words import KNOB_WORDS, change_text, knob_text, launch_text, printable
+from lagom_overlap.report.tune.verdict_words import KNOB_WORDS, change_text, knob_text, launch_text, printable
 from lagom_overlap.results.tune import TuneResult
 from lagom_overlap.tuners.problem import Measurement
 from lagom_overlap.units import format_seconds

@@ -25,7 +25,7 @@ from lagom_overlap.report.tune.plane import MAX_ARROWS, plane_figure
 from lagom_overlap.report.tune.probes import GroupHistory, histories
 from lagom_overlap.report.tune.rounds import ratio_figure, rounds_figure
 from lagom_overlap.report.tune.trajectory import trajectory_figure
-from lagom_overlap.report.tune.words import (
+from lagom_overlap.report.tune.verdict_words import (
     KNOB_WORDS,
     busy_sentence,
     change_text,

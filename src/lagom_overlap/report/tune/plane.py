@@ -16,7 +16,7 @@ import plotly.graph_objects as go
 
 from lagom_overlap.report.style import ACCENT, MAKESPAN_SCALE, NEUTRAL, colour_of, label, lay_out, log_axis, time_unit
 from lagom_overlap.report.tune.probes import GroupHistory, ProbePoint
-from lagom_overlap.report.tune.words import config_text, launch_lines
+from lagom_overlap.report.tune.verdict_words import config_text, launch_lines
 from lagom_overlap.results.tune import ENGINE_DEFAULT, TuneResult
 from lagom_overlap.tuners.problem import Measurement
 from lagom_overlap.tuners.verdict import DEFAULT_ARM, TUNED_ARM

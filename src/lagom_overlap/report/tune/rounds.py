@@ -7,7 +7,7 @@ from typing import Final
 import plotly.graph_objects as go
 
 from lagom_overlap.report.style import ACCENT, BAD, GOOD, NEUTRAL, label, lay_out, time_unit
-from lagom_overlap.report.tune.words import median_text
+from lagom_overlap.report.tune.verdict_words import median_text
 from lagom_overlap.results.tune import ENGINE_DEFAULT, TuneResult
 from lagom_overlap.tuners.sequential import Decision, judged_pairs
 from lagom_overlap.tuners.verdict import DEFAULT_ARM, TUNED_ARM, PairedRatio, Verdict

@@ -8,11 +8,11 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from lagom_overlap.report.fitted import WIDTH, Fitted
+from lagom_overlap.report.fitted_table import WIDTH, Fitted
 from lagom_overlap.report.tune.cells import sentences, sum_rows, time_row
 from lagom_overlap.report.tune.overview import overview
 from lagom_overlap.report.tune.probes import histories
-from lagom_overlap.report.tune.words import (
+from lagom_overlap.report.tune.verdict_words import (
     KNOB_WORDS,
     comm_time,
     headline,

@@ -21,7 +21,7 @@ from lagom_overlap.report.style import (
     time_unit,
 )
 from lagom_overlap.report.tune.probes import GroupHistory, ProbePoint
-from lagom_overlap.report.tune.words import KNOB_WORDS, config_text, knob_text, launch_lines
+from lagom_overlap.report.tune.verdict_words import KNOB_WORDS, config_text, knob_text, launch_lines
 from lagom_overlap.results.tune import TuneResult
 from lagom_overlap.tuners.verdict import DEFAULT_ARM
 from lagom_overlap.units import format_seconds

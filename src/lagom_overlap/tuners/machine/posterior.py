@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from lagom_overlap.collective import CommConfig
-from lagom_overlap.tuners.machine.model import (
+from lagom_overlap.tuners.machine.group_model import (
     ComputeModel,
     Evidence,
     GroupModel,

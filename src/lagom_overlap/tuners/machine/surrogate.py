@@ -24,8 +24,8 @@ from ctypes import byref
 
 import numpy as np
 
+from lagom_overlap.tuners.machine.group_model import Evidence, Wires
 from lagom_overlap.tuners.machine.library import SurrogateStruct, address, call
-from lagom_overlap.tuners.machine.model import Evidence, Wires
 from lagom_overlap.tuners.machine.search_space import Floats, Ints
 
 

@@ -2,6 +2,7 @@
 
 from lagom_overlap.workload.step.build import StepBuilder, build_step, program_step
 from lagom_overlap.workload.step.framework_file import framework_names
+from lagom_overlap.workload.step.parameter_units import Unit
 from lagom_overlap.workload.step.rules import (
     PROGRAM_ORDER,
     IssueRules,
@@ -10,7 +11,6 @@ from lagom_overlap.workload.step.rules import (
     rules_in_release,
 )
 from lagom_overlap.workload.step.traffic import Accumulation
-from lagom_overlap.workload.step.units import Unit
 
 __all__ = [
     "PROGRAM_ORDER",

@@ -21,9 +21,9 @@ from lagom_overlap.workload.layer_kinds import LayerKind, Mixer
 from lagom_overlap.workload.ops import FLASH_BACKWARD_PASSES, Access, Attention, Gemm, Phase, share_in_window
 from lagom_overlap.workload.step.axes import attention_axes
 from lagom_overlap.workload.step.graph import StepGraph
-from lagom_overlap.workload.step.groups import CONTEXT
 from lagom_overlap.workload.step.operators import BACKWARD, FORWARD, StepOps, StepShape
-from lagom_overlap.workload.step.units import Weight
+from lagom_overlap.workload.step.parameter_units import Weight
+from lagom_overlap.workload.step.rank_groups import CONTEXT
 from lagom_overlap.workload.streams import COMPUTE
 
 SOFTMAX_FUSION_MULTIPLE: Final = 4

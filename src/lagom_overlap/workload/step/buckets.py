@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.workload.ops import Phase
-from lagom_overlap.workload.step.groups import EXPERT_REPLICAS, REPLICAS
 from lagom_overlap.workload.step.issue import StepCollectives
-from lagom_overlap.workload.step.units import ParamUnit, Weight
+from lagom_overlap.workload.step.parameter_units import ParamUnit, Weight
+from lagom_overlap.workload.step.rank_groups import EXPERT_REPLICAS, REPLICAS
 from lagom_overlap.workload.streams import COMPUTE
 
 

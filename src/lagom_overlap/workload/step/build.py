@@ -17,16 +17,16 @@ from lagom_overlap.workload.issued import IssuedStep
 from lagom_overlap.workload.iteration import Iteration
 from lagom_overlap.workload.models import TransformerModel
 from lagom_overlap.workload.ops import CommOp, Op
-from lagom_overlap.workload.parallel.check import check_model
 from lagom_overlap.workload.parallel.layout import Dispatcher, ParallelLayout
+from lagom_overlap.workload.parallel.layout_check import check_model
 from lagom_overlap.workload.precision import Precision, ProductFormat
-from lagom_overlap.workload.step.groups import StepGroups
 from lagom_overlap.workload.step.operators import StepShape
+from lagom_overlap.workload.step.parameter_units import Unit
+from lagom_overlap.workload.step.rank_groups import StepGroups
 from lagom_overlap.workload.step.rolled import RolledStep
 from lagom_overlap.workload.step.rules import PROGRAM_ORDER, IssueRules, Sharding
 from lagom_overlap.workload.step.stage_build import StageBuild
 from lagom_overlap.workload.step.tape import LayerTapes
-from lagom_overlap.workload.step.units import Unit
 
 
 def _groups(layout: ParallelLayout) -> StepGroups:

@@ -37,8 +37,8 @@ from lagom_overlap.collective import CollectiveKind, distinct
 from lagom_overlap.workload.ops import Access, Phase
 from lagom_overlap.workload.parallel.layout import Dispatcher, GraphModule
 from lagom_overlap.workload.step.axes import moved_axes
-from lagom_overlap.workload.step.groups import EXPERTS, TENSOR
 from lagom_overlap.workload.step.operators import BACKWARD, FORWARD, WEIGHT, StepOps
+from lagom_overlap.workload.step.rank_groups import EXPERTS, TENSOR
 from lagom_overlap.workload.streams import COMPUTE
 
 _COPY_BYTES: Final = 4

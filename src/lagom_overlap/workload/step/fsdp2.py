@@ -26,7 +26,7 @@ from lagom_overlap.workload.fsdp2.hooks import (
 )
 from lagom_overlap.workload.ops import Phase
 from lagom_overlap.workload.step.issue import StepCollectives
-from lagom_overlap.workload.step.units import ParamUnit, Weight
+from lagom_overlap.workload.step.parameter_units import ParamUnit, Weight
 from lagom_overlap.workload.streams import ALL_GATHER, ALL_GATHER_COPY_IN, ALL_REDUCE, COMPUTE, REDUCE_SCATTER
 
 _STORED_BYTES: Final = 4

@@ -9,10 +9,10 @@ from lagom_overlap.workload.ops import Origin, Phase
 from lagom_overlap.workload.sharding import ShardSpec
 from lagom_overlap.workload.step.axes import moved_axes
 from lagom_overlap.workload.step.graph import StepGraph
-from lagom_overlap.workload.step.groups import EXPERT_REPLICAS, REPLICAS, SHARDS
 from lagom_overlap.workload.step.operators import StepShape, memory_bound
+from lagom_overlap.workload.step.parameter_units import ParamUnit, Unit, Weight
+from lagom_overlap.workload.step.rank_groups import EXPERT_REPLICAS, REPLICAS, SHARDS
 from lagom_overlap.workload.step.rules import IssueRules
-from lagom_overlap.workload.step.units import ParamUnit, Unit, Weight
 from lagom_overlap.workload.streams import COMPUTE
 
 _NAMES: Final = {

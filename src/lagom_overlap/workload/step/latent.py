@@ -17,7 +17,7 @@ from lagom_overlap.workload.parallel.layout import RecomputeModule
 from lagom_overlap.workload.step.graph import StepGraph
 from lagom_overlap.workload.step.layer import LayerOps
 from lagom_overlap.workload.step.operators import BACKWARD, FORWARD, StepShape
-from lagom_overlap.workload.step.units import Weight
+from lagom_overlap.workload.step.parameter_units import Weight
 
 
 class LatentOps(LayerOps):

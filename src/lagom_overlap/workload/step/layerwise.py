@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from lagom_overlap.workload.ops import Phase
 from lagom_overlap.workload.step.issue import StepCollectives
-from lagom_overlap.workload.step.units import ParamUnit, Weight
+from lagom_overlap.workload.step.parameter_units import ParamUnit, Weight
 from lagom_overlap.workload.streams import COMPUTE
 
 

@@ -11,9 +11,9 @@ A prediction's backward comes after that of the model's own loss: its head's gra
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.workload.ops import Phase
 from lagom_overlap.workload.step.graph import StepGraph
+from lagom_overlap.workload.step.model_ends import TableOps
 from lagom_overlap.workload.step.operators import BACKWARD, FORWARD, StepShape
-from lagom_overlap.workload.step.tables import TableOps
-from lagom_overlap.workload.step.units import Weight
+from lagom_overlap.workload.step.parameter_units import Weight
 
 
 class MtpOps(TableOps):

@@ -25,9 +25,9 @@ from lagom_overlap.workload.step.axes import (
     weight_gradient_axes,
 )
 from lagom_overlap.workload.step.graph import StepGraph
-from lagom_overlap.workload.step.groups import TENSOR, StepGroups
+from lagom_overlap.workload.step.parameter_units import Unit, Weight
+from lagom_overlap.workload.step.rank_groups import TENSOR, StepGroups
 from lagom_overlap.workload.step.traffic import NVFP4_CASTS, Accumulation, Casts, Kernels, Mixture, RingSteps, Traffic
-from lagom_overlap.workload.step.units import Unit, Weight
 from lagom_overlap.workload.streams import COMPUTE
 
 _GATHERED: Final = {

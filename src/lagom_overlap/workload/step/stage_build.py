@@ -9,19 +9,19 @@ from lagom_overlap.workload.ops import MemoryBound, Origin, Phase
 from lagom_overlap.workload.parallel.memory import OPTIMIZER_BYTES
 from lagom_overlap.workload.parallel.stage import chunk_layers
 from lagom_overlap.workload.step.buckets import Buckets
-from lagom_overlap.workload.step.chunk import Chunk
 from lagom_overlap.workload.step.fsdp2 import Fsdp2Issuer
 from lagom_overlap.workload.step.graph import StepGraph
-from lagom_overlap.workload.step.groups import PIPELINE, SHARDS, TENSOR, TIED
 from lagom_overlap.workload.step.issue import IssueHooks, StepCollectives
 from lagom_overlap.workload.step.layerwise import Layerwise
+from lagom_overlap.workload.step.model_chunk import Chunk
+from lagom_overlap.workload.step.model_ends import TableOps
 from lagom_overlap.workload.step.mtp import MtpOps
 from lagom_overlap.workload.step.operators import StepOps, StepShape
+from lagom_overlap.workload.step.parameter_units import ParamUnit, Weight
+from lagom_overlap.workload.step.rank_groups import PIPELINE, SHARDS, TENSOR, TIED
 from lagom_overlap.workload.step.rolled import Scope
 from lagom_overlap.workload.step.rules import IssueRules, Sharding
-from lagom_overlap.workload.step.tables import TableOps
 from lagom_overlap.workload.step.tape import GRADIENT, INPUT, LayerTape, LayerTapes, LayerUse, Part, outside_of
-from lagom_overlap.workload.step.units import ParamUnit, Weight
 from lagom_overlap.workload.streams import COMPUTE
 
 _NORM_BYTES: Final = 4

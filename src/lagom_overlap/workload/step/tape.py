@@ -16,13 +16,13 @@ from lagom_overlap.workload.ops import Op, Origin, Phase, Work
 from lagom_overlap.workload.parallel.layout import Recompute
 from lagom_overlap.workload.sharding import ShardSpec
 from lagom_overlap.workload.step.graph import Places, Segment, StepGraph
-from lagom_overlap.workload.step.groups import CONTEXT, EXPERTS, TENSOR
 from lagom_overlap.workload.step.latent import LatentOps
 from lagom_overlap.workload.step.layer import LayerOps
 from lagom_overlap.workload.step.mamba import MambaOps
 from lagom_overlap.workload.step.operators import StepShape
+from lagom_overlap.workload.step.parameter_units import ParamUnit, Weight
+from lagom_overlap.workload.step.rank_groups import CONTEXT, EXPERTS, TENSOR
 from lagom_overlap.workload.step.rolled import EARLIER, Distances, Rows
-from lagom_overlap.workload.step.units import ParamUnit, Weight
 from lagom_overlap.workload.streams import COMPUTE
 
 _OPS: Final[dict[Mixer, type[LayerOps]]] = {Mixer.LATENT: LatentOps, Mixer.MAMBA: MambaOps}

@@ -14,8 +14,8 @@ from math import ceil
 from typing import Final
 
 from lagom_overlap.cost.kernels import kernel_of_time, product_of_time
-from lagom_overlap.cost.operators.constants import OperatorConstants
 from lagom_overlap.cost.operators.gemm import GemmConstants, GemmTime, gemm_time, wide_tiles
+from lagom_overlap.cost.operators.operator_constants import OperatorConstants
 from lagom_overlap.cost.profile import Profile
 from lagom_overlap.hardware import Gpu
 from lagom_overlap.workload import Access, Attention, Gemm, Kernel, MemoryBound

@@ -7,8 +7,8 @@ layouts from their first to their last reader; a view holds the tensor behind it
 from collections import defaultdict
 from collections.abc import Sequence
 
-from lagom_overlap.planners.sharding_search.layouts import local_bytes
-from lagom_overlap.planners.sharding_search.problem import ShardingProblem, made_layouts, needed
+from lagom_overlap.planners.sharding_search.mesh_layouts import local_bytes
+from lagom_overlap.planners.sharding_search.sharding_problem import ShardingProblem, made_layouts, needed
 from lagom_overlap.workload.tensor_program import Value, ValueKind
 
 _NUM_LIKELY = 4

@@ -28,8 +28,8 @@ from lagom_overlap.engines.fx.commands import (
     RunPlan,
     ScriptProgram,
 )
-from lagom_overlap.engines.fx.groups import ProcessGroups
 from lagom_overlap.engines.fx.nodes import OP_NAME, is_collective, is_wait, op_name
+from lagom_overlap.engines.fx.process_groups import ProcessGroups
 from lagom_overlap.engines.fx.program import LoadedProgram, load_program
 from lagom_overlap.engines.fx.side_by_side import RankMaxima, rates_side_by_side
 from lagom_overlap.engines.fx.slide import check_replicated

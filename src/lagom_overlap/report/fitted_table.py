@@ -31,6 +31,15 @@ def to_type(text: str) -> Text:
     return Text(text, no_wrap=True, overflow="ignore")
 
 
+def numbers_table(first: str, *others: str) -> Table:
+    """An empty table with numbers in all columns but the first."""
+    table = Table(box=None, width=WIDTH, pad_edge=False, header_style="dim")
+    table.add_column(first, ratio=1)
+    for name in others:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
 class Fitted:
     """A rich table of plain texts as it fits into the terminal; the table is not printed by itself any more."""
 

@@ -5,7 +5,7 @@ Predictions and the head may be in different chunks: the losses of all are made 
 
 from lagom_overlap.workload.parallel.stage import expert_params_per_gpu, layer_params_per_gpu
 from lagom_overlap.workload.step.operators import StepShape
-from lagom_overlap.workload.step.units import (
+from lagom_overlap.workload.step.parameter_units import (
     ParamUnit,
     Unit,
     Weight,

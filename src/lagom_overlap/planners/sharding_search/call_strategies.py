@@ -12,7 +12,7 @@ from itertools import product
 from math import prod
 
 from lagom_overlap.planners.base import OpTimes
-from lagom_overlap.planners.sharding_search.layouts import Held, Layout, Placement, SearchMesh
+from lagom_overlap.planners.sharding_search.mesh_layouts import Held, Layout, Placement, SearchMesh
 from lagom_overlap.workload import Attention, CompOp, Gemm, MemoryBound, Phase, Work
 from lagom_overlap.workload.tensor_program import Operand, TensorCall, TensorProgram, ValueKind
 

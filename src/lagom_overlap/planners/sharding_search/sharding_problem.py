@@ -9,9 +9,9 @@ the step. Departure from Alpa, which pays for every edge: a tensor that three pr
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from lagom_overlap.planners.sharding_search.call_strategies import Need, ShardingStrategy, Views
 from lagom_overlap.planners.sharding_search.conversions import Conversions
-from lagom_overlap.planners.sharding_search.layouts import Layout, SearchMesh
-from lagom_overlap.planners.sharding_search.strategies import Need, ShardingStrategy, Views
+from lagom_overlap.planners.sharding_search.mesh_layouts import Layout, SearchMesh
 from lagom_overlap.workload.tensor_program import TensorCall, TensorProgram
 
 

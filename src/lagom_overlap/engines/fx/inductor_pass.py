@@ -29,9 +29,9 @@ from lagom_overlap.capturing.fx import capture_graph
 from lagom_overlap.engines.fx.agreement import check_able, check_agreement, signature
 from lagom_overlap.engines.fx.apply import rewrite_graph
 from lagom_overlap.engines.fx.graph_times import has_fixed_shapes, times_alone
-from lagom_overlap.engines.fx.groups import ProcessGroups
 from lagom_overlap.engines.fx.nodes import collective_of, is_collective, op_name
 from lagom_overlap.engines.fx.order_settings import undoing
+from lagom_overlap.engines.fx.process_groups import ProcessGroups
 from lagom_overlap.engines.fx.program import one_tensor_each
 from lagom_overlap.errors import JobError, LagomError
 from lagom_overlap.workload import Gather, Iteration

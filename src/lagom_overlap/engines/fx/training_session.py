@@ -24,7 +24,7 @@ from lagom_overlap.capturing.fake_tensor import TrainingStep, train_once
 from lagom_overlap.engines.fx.commands import ArmRuns, PlanRun, Refused, RunSettings, ScriptProgram, Traced, TraceSteps
 from lagom_overlap.engines.fx.fsdp2 import apply_settings
 from lagom_overlap.engines.fx.program import TrainingStepError, load_program
-from lagom_overlap.engines.fx.session import Ranks, relative_error
+from lagom_overlap.engines.fx.program_session import Ranks, relative_error
 from lagom_overlap.errors import LagomError
 from lagom_overlap.workload.fsdp2.settings import Fsdp2Settings
 

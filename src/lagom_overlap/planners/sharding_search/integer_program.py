@@ -7,7 +7,7 @@
 | resharding matrix R_vu, linearised by e_vu | `_Model.way`: a needed layout is made from one that its tensor has |
 | memory (Alpa's code, not in the formula) | a linear bound at each moment of the step that could break it |
 
-A needed layout costs once however many calls need it (`problem`). Per tensor, need and layout that it may be made in,
+A needed layout costs once, however many calls need it. Per tensor, need and layout that it may be made in,
 `way <= made in that layout` and `sum of ways >= needed`; and every reader is served from the layout that the tensor is
 made in, which whole numbers imply and their relaxation does not.
 
@@ -25,9 +25,9 @@ from ortools.sat.python import cp_model
 from lagom_overlap.errors import JobError
 from lagom_overlap.planners.cpsat.solver import new_solver, solve
 from lagom_overlap.planners.deadline import Deadline
-from lagom_overlap.planners.sharding_search.layouts import Held, Layout, local_bytes
-from lagom_overlap.planners.sharding_search.memory import TensorLifetimes
-from lagom_overlap.planners.sharding_search.problem import ShardingProblem, made_layouts, needed
+from lagom_overlap.planners.sharding_search.held_memory import TensorLifetimes
+from lagom_overlap.planners.sharding_search.mesh_layouts import Held, Layout, local_bytes
+from lagom_overlap.planners.sharding_search.sharding_problem import ShardingProblem, made_layouts, needed
 from lagom_overlap.units import format_memory
 
 _TICK_S: Final = 1e-8

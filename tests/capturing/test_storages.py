@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from lagom_overlap.capturing.layouts import Layout, StorageTable, aligned_dims, num_bytes_of  # noqa: E402
+from lagom_overlap.capturing.storages import Layout, StorageTable, aligned_dims, num_bytes_of  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

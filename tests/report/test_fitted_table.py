@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lagom_overlap.report.fitted import Fitted
+from lagom_overlap.report.fitted_table import Fitted
 
 WORDS = st.text("abcdefgh", min_size=1, max_size=40)
 NUMBERS = st.sampled_from(["79.0 us", "1.23 ms", "+185.4 %", "0.998 to 1.002", "12.34 GiB", "-", ""])

@@ -2,10 +2,10 @@
 
 from lagom_overlap.collective import CollectiveKind
 from lagom_overlap.workload.ops import Phase
-from lagom_overlap.workload.step.groups import TENSOR
 from lagom_overlap.workload.step.operators import BACKWARD, FORWARD, WEIGHT, StepOps
+from lagom_overlap.workload.step.parameter_units import Unit
+from lagom_overlap.workload.step.rank_groups import TENSOR
 from lagom_overlap.workload.step.traffic import FUSED_LOSS, LOSS_LAUNCHES
-from lagom_overlap.workload.step.units import Unit
 from lagom_overlap.workload.streams import COMPUTE
 
 
