@@ -39,7 +39,7 @@ class DdpHook:
     """
 
     def __init__(self, model: DistributedDataParallel) -> None:
-        self.reduce: Callable[[torch.Tensor], Future[torch.Tensor]] | None = None
+        self.reduce: Callable[[GradBucket], Future[torch.Tensor]] | None = None
         self.theirs: tuple[Any, Callable[[Any, GradBucket], Future[torch.Tensor]]] | None = None
         self._model = ref(model)  # DDP's reducer keeps the hook: C++ holds no cycle that Python could collect
         self._group: dist.ProcessGroup = model.process_group
@@ -66,7 +66,7 @@ class DdpHook:
         # Ranks that have joined make no steps: they would not count the calls as the others do.
         if self.reduce is None or is_joinable or buffer.layout is not torch.strided:
             return first_result(group.allreduce([buffer]), buffer)
-        return self.reduce(buffer)
+        return self.reduce(bucket)
 
     def _scale(self, buffer: torch.Tensor, num_ranks: int) -> None:
         """As the reducer: it multiplies in copying, and divides where it does not copy one by one."""
@@ -102,12 +102,16 @@ class DdpAdapter:
         if hook is None:
             return lambda: None
 
-        def reduce(buffer: torch.Tensor) -> Future[torch.Tensor]:
-            group = hook.group
+        pending: list[RunWork] = []
+
+        def reduce(bucket: GradBucket) -> Future[torch.Tensor]:
+            group, buffer = hook.group, bucket.buffer()
             # Not by dist.all_reduce, which the adapter "calls" may have routed, too.
             work = route.call(CollectiveKind.ALL_REDUCE, buffer, buffer, group, lambda: group.allreduce([buffer]))
             if isinstance(work, RunWork):  # gloo's own handle is waited for once, by DDP
-                _wait_after_backward(work)
+                pending.append(work)
+            if bucket.is_last():
+                _wait_after_backward(pending)
             return first_result(work, buffer)
 
         hook.reduce = reduce
@@ -193,12 +197,18 @@ _BUILTIN = {
 """What DDP's hooks in C++ do, in Python."""
 
 
-def _wait_after_backward(work: RunWork) -> None:
-    """Has the backward pass wait for a bucket at its end, before DDP does: the reducer queues its own wait later."""
+def _wait_after_backward(pending: list[RunWork]) -> None:
+    """Has the backward pass wait for its buckets at its end, before DDP does: the reducer queues its own wait later.
+
+    Called with the last of them: what an earlier one queues may run at the end of a checkpoint's pass within this one.
+    """
+    works = tuple(pending)
+    pending.clear()
 
     def wait() -> None:
-        with suppress(Exception):  # DDP raises it, from the bucket's future
-            work.wait()
+        for work in works:
+            with suppress(Exception):  # DDP raises it, from the bucket's future
+                work.wait()
 
     with suppress(RuntimeError):  # in no backward pass
         torch.autograd.Variable._execution_engine.queue_callback(wait)  # as FSDP2 does

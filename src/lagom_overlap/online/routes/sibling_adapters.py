@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 from torch import nn
+from torch.distributed import GradBucket  # type: ignore[attr-defined]  # public, but not marked as re-exported
 from torch.distributed.fsdp import FSDPModule
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
@@ -114,7 +115,8 @@ def _attach_ddp(model: DistributedDataParallel, route: SiblingRoute) -> int:
     if hook is None:
         return 0
 
-    def reduce(buffer: torch.Tensor) -> Future[torch.Tensor]:
+    def reduce(bucket: GradBucket) -> Future[torch.Tensor]:
+        buffer = bucket.buffer()
         chosen = route.group_for(CollectiveKind.ALL_REDUCE, _num_bytes(buffer), hook.group)
         return first_result(chosen.allreduce([buffer]), buffer)
 
