@@ -72,7 +72,7 @@ def mend(events: GpuEvents) -> Mended:
         shown = name if len(name) <= _MAX_NAME else name[: _MAX_NAME - 1] + "…"
         warnings.append(
             f"{len(wrong)} kernel{'s end' if several else ' ends'} after later ones of its stream, which cannot be: "
-            f"counted as long as equal ones, {format_seconds(excess_ns / NS_PER_S)} less in all "
+            f"counted as long as equal ones, or until the next one, {format_seconds(excess_ns / NS_PER_S)} less in all "
             f"({'the longest: ' if several else ''}{shown})"
         )
         events = replace(events, end_ns=end_ns)

@@ -152,10 +152,10 @@ def _next_line(request: AnalyzeRequest, findings: Findings, advice: Sequence[Adv
         return "lagom docs howto/launches  # the GPU waits for the CPU"
     if felt_ns < WORTH * span_ns:
         return "lagom docs howto/no_gain  # communication costs this step next to nothing"
+    if any(rank.trace.is_cpu for rank in timed):  # the model is of GPUs; who is late changes with what else runs here
+        return f"{online}  # searches in the job itself"
     if advice and advice[0].rule == "late_peers":
         return "lagom docs howto/no_gain  # ranks wait for a late one: even out the work"
-    if any(rank.trace.is_cpu for rank in timed):  # the model is of GPUs
-        return f"{online}  # searches in the job itself"
     if unreachable_ns(findings.rows) >= comm_ns:
         return "lagom docs support  # no setting reaches the collectives that run here"
     if not has_groups:

@@ -6,7 +6,7 @@ backward pass is over: the route is told so. Settings that scale in a way that a
 """
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -105,7 +105,8 @@ class DdpAdapter:
         def reduce(buffer: torch.Tensor, group: dist.ProcessGroup, is_last: bool) -> Future[torch.Tensor]:
             if is_last and route.is_measuring:
                 # After the pass, and before the callback in which DDP waits, which it queues when this returns.
-                torch.autograd.Variable._execution_engine.queue_callback(partial(route.joins, group))
+                with suppress(RuntimeError):  # in no backward pass
+                    torch.autograd.Variable._execution_engine.queue_callback(partial(route.joins, group))
             # Not by dist.all_reduce, which the adapter "calls" may have routed, too.
             return first_result(
                 route.call(CollectiveKind.ALL_REDUCE, buffer, buffer, group, lambda: group.allreduce([buffer])), buffer
