@@ -13,7 +13,7 @@ from lagom_overlap.capturing.file import write_capture
 from lagom_overlap.cli import main
 from lagom_overlap.collective import Collective, CollectiveKind
 from lagom_overlap.errors import BackendError
-from lagom_overlap.jobfile import registry, spec
+from lagom_overlap.jobfile import reading, registry
 from lagom_overlap.jobfile.reading import read_job
 from lagom_overlap.planners.baselines import ProgramOrder
 from lagom_overlap.planners.deadline import Deadline
@@ -74,9 +74,9 @@ def add_planners(monkeypatch):
         return known[name] if group == registry.PLANNERS and name in known else real(group, what, name)
 
     monkeypatch.setattr(registry, "load", load)
-    monkeypatch.setattr(spec, "load", load)
-    names = spec.entry_point_names
-    monkeypatch.setattr(spec, "entry_point_names", lambda group: [*known, *names(group)])
+    monkeypatch.setattr(reading, "load", load)
+    names = reading.entry_point_names
+    monkeypatch.setattr(reading, "entry_point_names", lambda group: [*known, *names(group)])
 
 
 def lagom(tmp_path: Path, capsys, text: str, *flags: str) -> tuple[int, str, str]:
