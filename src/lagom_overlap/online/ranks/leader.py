@@ -18,7 +18,7 @@ from statistics import fmean
 from typing import Final
 
 from lagom_overlap.collective.sites import RoleCycle, SiteSetting
-from lagom_overlap.collective.size_class import LEAST_BYTES
+from lagom_overlap.collective.size_class import LEAST_BYTES, WIDTHS
 from lagom_overlap.online.options import OnlineOptions
 from lagom_overlap.online.payback import Payback
 from lagom_overlap.online.problems import JobProblems, job_problems
@@ -141,9 +141,8 @@ class Leader:
             return self._held(report.hold)
         if self._sizes_vary(report):
             octaves = self._plans.size_octaves
-            return self._record(
-                f"the sizes of its collectives vary: sizes within a factor of {2**octaves} are taken for one"
-            )
+            within = "all" if octaves == WIDTHS[-1] else f"those within a factor of {2**octaves}"
+            return self._record(f"the sizes of its collectives vary: {within} are taken for one")
         match plan.state:
             case SwitchState.WATCH:
                 return self._or_record(self._watch.watched(report))

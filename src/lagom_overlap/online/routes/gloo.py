@@ -227,7 +227,6 @@ class GlooRoute(GroupRoute[_Group]):
     def joins(self, group: dist.ProcessGroup) -> None:
         """The computation stands still from now on for the group's calls under way, where nobody sees it wait."""
         now_s, known = perf_counter(), self._known(group)
-        now_s, known = perf_counter(), self._known(group)
         for key, mark in self._marks:
             if known is not None and key.communicator == known.id and mark.joined_s is None:
                 mark.joined_s = now_s
