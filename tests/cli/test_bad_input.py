@@ -64,7 +64,7 @@ def expect_refusal(tmp_path: Path, capsys, text: str, words: list[str], *flags: 
         ("pairs = 3", 'pairs = 3\ntuner = "lagom"\noptions = { step = 3 }', ["tune.options.step is 3", "str"]),
         ("pairs = 3", 'pairs = 3\ntuner = "lagom"\noptions = { step = "leap" }', ["'leap'", "ladder"]),
         ("pairs = 3", "pairs = 3\nspace = { num_channels = [4, 999] }", ["999"]),
-        ("pairs = 3", "pairs = 3\nspace = { num_channels = [] }", ["num_channels", "empty"]),
+        ("pairs = 3", "pairs = 3\nspace = { num_channels = [] }", ["num_channels is [], must name at least one"]),
         ("pairs = 3", 'pairs = 3\nspace = { slice_bytes = ["4 MiB"] }', ["slice_bytes", "2097152"]),
         ('name = "toy"', 'name = "toy"\nranks = 64', ["64 ranks", "16 GPUs"]),
         ('[cluster]\npreset = "a40_nvlink"', "", ["[cluster]"]),
