@@ -277,7 +277,7 @@ def test_a_job_that_trained_nothing_that_can_be_tuned_says_so_at_its_end(start, 
     said = capsys.readouterr().err.splitlines()
     assert said[0] == "lagom: result: nothing was tuned"
     assert "DTensor" in said[1]
-    assert said[2].startswith("lagom: next: lagom run --observe -- COMMAND")
+    assert said[2].startswith("lagom: next: lagom run --online --adapters calls -- COMMAND")
 
 
 def test_a_job_whose_process_groups_are_gone_ends_with_its_conclusion_under_a_build_with_nccl(

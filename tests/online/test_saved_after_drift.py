@@ -56,7 +56,7 @@ def saved_by(job: Job, path: Path, rank: int = 0) -> SavedSettings | None:
     """What the rank's tuner writes; None if it has nothing to save."""
     tuner = OnlineTuner.__new__(OnlineTuner)
     tuner._member, tuner._rank, tuner._world_size = job.members[rank], rank, 2
-    tuner._route, tuner._engine = SimpleNamespace(name="simulated"), "simulated"
+    tuner._route, tuner._engine, tuner._adapters = SimpleNamespace(name="simulated"), "simulated", ()
     return read_saved(path) if tuner.save(path) and rank == 0 else None
 
 

@@ -205,11 +205,11 @@ def test_doctor_says_whether_a_carve_out_can_be_set_here(
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("sm_carveout", "[]", "tune.space.sm_carveout is empty"),
+        ("sm_carveout", "[]", "tune.space.sm_carveout is []"),
         ("sm_carveout", "[-1]", "tune.space.sm_carveout"),
         ("sm_carveout", '["8"]', "tune.space.sm_carveout"),
         ("launch_order", '["collective"]', "tune.space.launch_order"),
-        ("launch_order", "[]", "tune.space.launch_order is empty"),
+        ("launch_order", "[]", "tune.space.launch_order is []"),
         ("stream_priority", '["low"]', "tune.space.stream_priority"),
         ("sm_carveout", "[200]", "must lie in 0..131"),
     ],
