@@ -297,11 +297,6 @@ def test_a_job_that_goes_on_without_its_model_and_its_process_groups_keeps_neith
         assert "['lagom-clock', 'lagom-presence', 'lagom-store'] [True, True, True] []\n" in words
 
 
-def test_a_job_that_drops_its_tuners_keeps_nothing_of_them(tmp_path):
-    for words in run_ranks(Path(__file__).parent / "dropped_rank.py", [], 2, cwd=tmp_path):
-        assert words.count("[True, True] [] 0\n") == 2
-
-
 def torch_version():
     import torch
 

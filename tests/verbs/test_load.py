@@ -71,7 +71,7 @@ def test_a_job_that_was_killed_says_what_is_known_and_the_line_to_type(
     (online / "events.0.jsonl").write_text("\n".join(lines[:num_events]) + "\n")
     ending = lagom_overlap.load(online).conclusion
     assert ending.found == found
-    assert ending.why.startswith("the job was killed; its last state: ")
+    assert ending.why.startswith("the job was cut off; its last state: ")
     assert ending.next_line.startswith(line)
 
 

@@ -98,7 +98,7 @@ def test_a_run_whose_process_is_gone_ends_the_watching(online: Path, capsys: pyt
     (online / "events.0.jsonl").write_text("")
     assert main(["watch", str(online)]) == 0
     said = capsys.readouterr().out
-    assert "result: nothing is decided, nothing was saved\nwhy: the job was killed\nnext: lagom run --online --" in said
+    assert "result: nothing is decided, nothing was saved\nwhy: the job was cut off\nnext: lagom run --online" in said
 
 
 def test_a_run_that_left_nothing_before_its_end_names_the_verb_that_shows_it(

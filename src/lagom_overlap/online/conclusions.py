@@ -13,13 +13,13 @@ from lagom_overlap.export.run_variables import (
     ADAPTERS_VARIABLE,
     COMMAND_VARIABLE,
     COMPARE_VARIABLE,
-    JOB_STEPS_VARIABLE,
+    CONFIG_VARIABLE,
     TUNER_VARIABLE,
 )
 from lagom_overlap.online.options import OnlineOptions
 from lagom_overlap.online.ranks.messages import SETTLED, SwitchState
 from lagom_overlap.record import describe_machine, emulated_by, package_versions, utc_now
-from lagom_overlap.results.conclusion import Conclusion, command_line, line_under
+from lagom_overlap.results.conclusion import Conclusion, command_line, line_under, online_line
 from lagom_overlap.tuners.problem import MAX_PAIRS
 
 if TYPE_CHECKING:  # the rank that wrote a proof loads it
@@ -32,7 +32,7 @@ _FLAGS: Final = (
     ("--tuner", TUNER_VARIABLE),
     ("--compare", COMPARE_VARIABLE),
     ("--adapters", ADAPTERS_VARIABLE),
-    ("--job-steps", JOB_STEPS_VARIABLE),
+    ("--config", CONFIG_VARIABLE),
 )
 """What was asked for with --online, and where the launcher left it."""
 _ENDED: Final = (*SETTLED, SwitchState.OFF, SwitchState.FROZEN)
@@ -76,7 +76,7 @@ def of_tuning(stand: Stand, folder: Path, command: str) -> Conclusion:
     again = f"lagom run --observe -- {command}"
     if not stand.has_model:
         why = "no step of a model with parameters to train was seen in this job"
-        if stand.is_on_gloo:
+        if stand.is_on_gloo and not os.environ.get(ADAPTERS_VARIABLE):
             why = (
                 "no module that FSDP2 or DDP wraps made a step; on gloo DTensor's collectives are out of reach, and "
                 "those that the job itself calls are tuned if asked for"
@@ -107,8 +107,7 @@ def of_tuning(stand: Stand, folder: Path, command: str) -> Conclusion:
 
 def _as_asked(command: str, environment: Mapping[str, str] = os.environ) -> str:
     """The line that began this tuning."""
-    flags = [f"{flag} {shlex.quote(environment[name])}" for flag, name in _FLAGS if environment.get(name)]
-    return " ".join(["lagom run --online", *flags, "--", command])
+    return online_line(command, {flag: environment.get(name) for flag, name in _FLAGS})
 
 
 def of_proof(stand: Stand, check: "Check | None", *, subject: Path, options: OnlineOptions) -> "ProofResult":

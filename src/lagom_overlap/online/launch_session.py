@@ -252,7 +252,7 @@ class Tuning:
                 model, config=self._config, journal=journal, adapters=self._adapters or None, options=self._options
             )
         except BaseException as error:
-            tell_others(partial(say_off, why=str(error)))
+            tell_others(partial(say_off, why=str(error) or type(error).__name__))
             raise
         self._events.write("model", type=type(model).__name__)
 

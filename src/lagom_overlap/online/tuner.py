@@ -20,7 +20,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from threading import Thread
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -118,7 +117,7 @@ class OnlineTuner:
         note_model(model)
         self._member: Member | None = None
         self._collectives: Route | None = None
-        self._is_in_step = False
+        self._is_in_step = self._is_pipelined = False
         self._announcer: Announcer | None = None
         if on_event is not None:
             from lagom_overlap.online import live  # noqa: PLC0415
@@ -134,16 +133,16 @@ class OnlineTuner:
             _log.info("online tuning: one rank has no collectives to tune")
             self._take_no_part("one rank has no collectives to tune")
             return
-        name, issued = str(next(_instances)), _Issued()
+        name = str(next(_instances))
         store = store_of(name, chosen.timeout_s)
         # Connections of their own: what waits at one holds up nobody who speaks to the others.
         presence = Presence(
             store_of(name, chosen.timeout_s),
             rank=self._rank,
             num_ranks=self._world_size,
-            counts=issued.settable,
-            issued=issued.all,
-            marks=issued.at_last,
+            counts=self._calls_so_far,
+            issued=self._issued_so_far,
+            marks=self._issued_at_last,
         )
         who_is_here = roll_call(self._world_size, chosen.timeout_s)
         exchange = Exchange(
@@ -170,14 +169,13 @@ class OnlineTuner:
             own_store = store_of(name, chosen.timeout_s)
             self._collectives = route or _open_route(model, own_store, chosen, adapters)
             self._route: Route = BothSidesRoute(self._collectives, computation)
-            issued.count(self._collectives)
+            self._is_pipelined = self._collectives.name == GLOO and is_pipelined()
             undo.callback(self._route.close)
             undo.callback(presence.close)
             presence.start()
             self._member = self._join(model, exchange, presence, config, journal or chosen.journal)
             undo.pop_all()  # all went well
         atexit.register(_leave, weakref.ref(self))
-        self._dropped = _when_dropped(self, self._member)
 
     @property
     def _own(self) -> Member | None:
@@ -314,8 +312,25 @@ class OnlineTuner:
         """Ends the tuning on all ranks, after this window if they go on. Done by itself when the process ends."""
         PLUGIN_OWNER.release(self._collectives)
         if (member := self._own) is not None:
-            self._dropped.detach()
             member.close("the job closed its tuner")
+
+    # Asked by the thread of `Presence`, which so keeps a tuner that the job dropped until the job's end: only there is
+    # it closed in time, before Python takes the threads down.
+
+    def _calls_so_far(self) -> dict[str, int]:
+        return {} if self._collectives is None else calls_so_far(self._collectives)
+
+    def _issued_so_far(self) -> dict[str, int]:
+        """Collectives of all kinds and sizes."""
+        if self._collectives is None or self._collectives.name != GLOO:
+            return collectives_issued("nccl", "cuda")
+        # gloo counts what stages send each other, in which they differ.
+        return {} if self._is_pipelined else collectives_issued(GLOO, "cpu")
+
+    def _issued_at_last(self) -> dict[str, int]:
+        """How many had been issued with the last that can be set, where the route notes it."""
+        counts = () if self._collectives is None else self._collectives.counts().values()
+        return {count.wire: count.issued_at_last for count in counts if count.issued_at_last is not None}
 
     def _join(
         self,
@@ -383,35 +398,6 @@ class OnlineTuner:
         level = logging.WARNING if exchange.rank == 0 else logging.INFO
         _log.log(level, "online tuning is off, everything runs untouched: rank %d %s", exchange.rank, why)
         return why
-
-
-class _Issued:
-    """How many collectives this rank has issued, for a thread that must not keep the tuner alive."""
-
-    def __init__(self) -> None:
-        self._route: Route | None = None
-        self._is_pipelined = False
-
-    def count(self, route: Route) -> None:
-        """From now on those that the job issues by this one, too."""
-        self._is_pipelined = route.name == GLOO and is_pipelined()
-        self._route = route
-
-    def settable(self) -> dict[str, int]:
-        """Those that can be set."""
-        return {} if self._route is None else calls_so_far(self._route)
-
-    def all(self) -> dict[str, int]:
-        """Collectives of all kinds and sizes."""
-        if self._route is None or self._route.name != GLOO:
-            return collectives_issued("nccl", "cuda")
-        # gloo counts what stages send each other, in which they differ.
-        return {} if self._is_pipelined else collectives_issued(GLOO, "cpu")
-
-    def at_last(self) -> dict[str, int]:
-        """How many had been issued with the last that can be set, where the route notes it."""
-        counts = () if self._route is None else self._route.counts().values()
-        return {count.wire: count.issued_at_last for count in counts if count.issued_at_last is not None}
 
 
 class _Step(contextlib.AbstractContextManager[None]):
@@ -486,21 +472,6 @@ def _leave(reference: "weakref.ref[OnlineTuner]") -> None:
     tuner = reference()
     if tuner is not None:
         tuner.close()
-
-
-def _when_dropped(tuner: OnlineTuner, member: Member) -> "weakref.finalize[..., OnlineTuner]":
-    """Closes what a tuner has open when the job drops it, in a thread, because Python may drop it anywhere."""
-    pid = os.getpid()
-
-    def close() -> None:
-        if os.getpid() == pid:
-            with contextlib.suppress(RuntimeError):  # no thread can be had
-                words = "the job dropped its tuner"
-                Thread(target=member.close, args=(words,), name="lagom-dropped", daemon=True).start()
-
-    dropped = weakref.finalize(tuner, close)
-    dropped.atexit = False
-    return dropped
 
 
 def _open_route(model: nn.Module, store: Store, options: OnlineOptions, adapters: Sequence[str] | None) -> Route:

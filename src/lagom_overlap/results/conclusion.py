@@ -1,7 +1,7 @@
 """What every `lagom run` ends with, for people: what was found, why, and the next line to type."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,6 +19,12 @@ def command_line(words: Sequence[str]) -> str:
     """The command of a training job as a line to type holds it; `UNKNOWN` where it is not known, or too long."""
     text = shlex.join(words)
     return text if 0 < len(text) <= _MOST_SHOWN else UNKNOWN
+
+
+def online_line(command: str, flags: Mapping[str, str | None]) -> str:
+    """The line that searches in a job, as it was asked for; flags without a value are left out."""
+    words = [f"{flag} {shlex.quote(value)}" for flag, value in flags.items() if value]
+    return " ".join(["lagom run --online", *words, "--", command])
 
 
 def line_under(launcher: str, line: str) -> str:

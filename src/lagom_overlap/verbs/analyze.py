@@ -23,7 +23,7 @@ from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord, job_
 from lagom_overlap.record import check_new_folder, utc_now
 from lagom_overlap.results.analyze import Analysis, AnalyzeResult
 from lagom_overlap.results.analyze_rows import collective_times, contention_times, group_times, part_times, rank_times
-from lagom_overlap.results.conclusion import ELSEWHERE, UNKNOWN, line_under
+from lagom_overlap.results.conclusion import ELSEWHERE, UNKNOWN, line_under, online_line
 from lagom_overlap.sim.what_if import WhatIf
 from lagom_overlap.timeline import Timeline
 from lagom_overlap.trace.chrome_writer import chrome_trace
@@ -153,7 +153,8 @@ def _next_line(request: AnalyzeRequest, findings: Findings, advice: Sequence[Adv
     if felt_ns < WORTH * span_ns:
         return "lagom docs howto/no_gain  # communication costs this step next to nothing"
     if any(rank.trace.is_cpu for rank in timed):  # the model is of GPUs; who is late changes with what else runs here
-        return f"{online}  # searches in the job itself"
+        own_calls = None if findings.frameworks else "calls"  # then the job itself calls them
+        return f"{online_line(command, {'--adapters': own_calls})}  # searches in the job itself"
     if advice and advice[0].rule == "late_peers":
         return "lagom docs howto/no_gain  # ranks wait for a late one: even out the work"
     if unreachable_ns(findings.rows) >= comm_ns:

@@ -16,7 +16,7 @@ from lagom_overlap.export.run_variables import RunMode
 from lagom_overlap.export.saved import SETTINGS_NAME, read_saved
 from lagom_overlap.jobfile.run_folder import SavedRun
 from lagom_overlap.record import read_regular
-from lagom_overlap.results.conclusion import Conclusion, command_line
+from lagom_overlap.results.conclusion import Conclusion, command_line, online_line
 from lagom_overlap.results.run import RunResult, StateChange, Tried
 from lagom_overlap.results.step_times import read_step_times
 from lagom_overlap.tuners.bundle import MAX_BUNDLE_BYTES, parse_header
@@ -166,13 +166,23 @@ def _cut_off(saved: SavedRun, plain: "_Plain", num_settings: int) -> Conclusion 
         return None
     command = command_line(plain.command)
     last = plain.states[-1] if plain.states else None
-    why = "the job was killed" + ("" if last is None else f"; its last state: {last.state}, {last.reason}")
+    why = "the job was cut off" + ("" if last is None else f"; its last state: {last.state}, {last.reason}")
     if num_settings:
         found = f"the saved settings set {num_settings} call site{'s' if num_settings > 1 else ''}"
         return Conclusion(found, why, f"lagom run --prove {shlex.quote(str(saved.path))} -- {command}")
     if last is not None and last.state in _SETTLED:
         return Conclusion("nothing is set", why, f"{command}    # as it is: there is nothing to set")
-    return Conclusion("nothing is decided, nothing was saved", why, f"lagom run --online -- {command}    # to its end")
+    asked = saved.record.request if isinstance(saved.record.request, dict) else {}
+    flags = {f"--{name}": _joined(asked.get(name)) for name in ("tuner", "compare", "adapters", "config")}
+    line = online_line(command, flags)
+    return Conclusion("nothing is decided, nothing was saved", why, f"{line}    # to its end")
+
+
+def _joined(value: object) -> str | None:
+    """A flag's value as it is typed: names by comma."""
+    if isinstance(value, list) and all(isinstance(name, str) for name in value):
+        return ",".join(value)
+    return value if isinstance(value, str) else None
 
 
 class _Plain(msgspec.Struct, kw_only=True):

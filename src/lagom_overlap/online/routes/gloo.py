@@ -273,6 +273,7 @@ class GlooRoute(GroupRoute[_Group]):
         cursor = known.cursor
         self._goes_on, before = True, cursor.standing
         row = cursor.next_row(kind, num_bytes) if len(self._table) else None
+        known.issued_at_last = None  # until it is issued: another thread may compare meanwhile
         known.num_calls += 1
         self._native.depth = getattr(self._native, "depth", 0) + 1
         try:

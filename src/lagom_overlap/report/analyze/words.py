@@ -207,7 +207,7 @@ def rank_cells(result: AnalyzeResult) -> list[tuple[str, ...]]:
 
 def _count(number: float) -> str:
     """A count per step, which need not be whole."""
-    return f"{number:.3g}" if number < 1000 else f"{number:.0f}"
+    return f"{number:.3g}" if number < 999.5 else f"{number:.0f}"
 
 
 def part_cells(result: AnalyzeResult) -> list[tuple[str, ...]]:
