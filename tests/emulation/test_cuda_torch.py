@@ -346,7 +346,7 @@ def test_each_line_of_the_chain_leads_to_the_next_and_to_a_proof_that_says_emula
     analysed = typed("lagom analyze seen/traces", tmp_path)
     assert "emulated GPUs, nothing was measured" in " ".join(analysed.split())
     tuned = typed(f"{next_line(analysed)} --out tuned", tmp_path)
-    assert "Next: lagom emulate ... -- lagom run --prove tuned -- COMMAND" in " ".join(tuned.split())
+    assert f"Next: lagom emulate ... -- lagom run --prove tuned -- {job}" in " ".join(tuned.split())
     exported = typed("lagom export tuned --format plugin", tmp_path)
     assert next_line(exported) == "lagom emulate ... -- lagom run --config tuned/lagom_table.bin -- COMMAND"
     proven = typed(f"{emulate} lagom run --prove tuned/lagom_table.bin --out proof -- {job}", tmp_path)
