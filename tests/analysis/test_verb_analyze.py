@@ -5,12 +5,14 @@ import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from chrome_timelines import timelines_from_chrome
 from kineto_traces import NCCL, KinetoFile, tar_gz
 from rich.console import Console
 
+from lagom_overlap.analysis.findings import Findings
 from lagom_overlap.cli import analyze as verb
 from lagom_overlap.cli.flags import VERBS
 from lagom_overlap.errors import LagomError, OutputError, TraceError
@@ -430,6 +432,14 @@ def steps_of(busy_us: float, *comms: tuple[float, float]) -> KinetoFile:
 def test_the_next_line_fits_what_was_found(file, line, tmp_path):
     result = run_analyze(AnalyzeRequest(traces=(file.write(tmp_path / "rank0.json"),)))
     assert result.next_line.startswith(line), result.summary()
+
+
+def test_on_gloo_the_next_line_asks_for_the_jobs_own_calls_where_no_framework_makes_them(monkeypatch):
+    trace = Path(__file__).parents[1] / "data" / "zero_step_gloo_trace.json.gz"
+    gloo = AnalyzeRequest(traces=(trace,))
+    assert run_analyze(gloo).next_line.startswith("lagom run --online --adapters calls -- COMMAND")
+    monkeypatch.setattr(Findings, "frameworks", frozenset({"FSDP"}))
+    assert run_analyze(gloo).next_line.startswith("lagom run --online -- COMMAND")
 
 
 def test_where_the_cpu_is_late_the_next_line_searches_no_setting(tmp_path):

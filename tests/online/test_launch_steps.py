@@ -243,6 +243,9 @@ def test_torch_compile_warns_of_hooks_on_all_modules_if_they_are_the_jobs(watche
         warnings.simplefilter("error")
         other(torch.ones(2, 4))
     assert watched.models == []
+    registered = torch.nn.modules.module.register_module_parameter_registration_hook(lambda *_: None)
+    assert not torch.nn.modules.module._has_any_global_hook()  # of what modules register, torch warns of none
+    registered.remove()
     hook = torch.nn.modules.module.register_module_forward_pre_hook(lambda *_: None)
     with pytest.warns(UserWarning, match="global hooks on modules"):
         other(torch.ones(2, 4))

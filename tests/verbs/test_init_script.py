@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from lagom_overlap.cli import main
+from lagom_overlap.cli.init import asked_for
 from lagom_overlap.errors import JobError
 from lagom_overlap.jobfile.job import Job
 from lagom_overlap.jobfile.reading import read_job
 from lagom_overlap.trace import reader
 from lagom_overlap.verbs.init import run_init
 from lagom_overlap.verbs.init_file import InitRequest
-from lagom_overlap.verbs.init_questions import asked_for
 from lagom_overlap.verbs.init_script import read_script
 
 EXAMPLE = Path(reader.__file__).with_name("example_trace.json.gz")

@@ -18,6 +18,7 @@ from lagom_overlap.collective import CollectiveKind, CommConfig, CommunicatorId,
 from lagom_overlap.errors import BundleError, JobError, LagomError, OutputError, UnknownNameError
 from lagom_overlap.export.plugin_table import checksum_of
 from lagom_overlap.export.run_variables import RunMode
+from lagom_overlap.jobfile.online_settings import read_online_deployment
 from lagom_overlap.jobfile.run_folder import RunFolder, RunKind, RunRecord
 from lagom_overlap.nccl_plugin.table_reader import read_table
 from lagom_overlap.nccl_plugin.table_writer import encode_table
@@ -328,6 +329,12 @@ def test_a_run_that_was_not_adopted_sets_nothing_and_it_is_said(tmp_path, plugin
     made = prepare(request(tmp_path, RunMode.FIXED, config=refused), environment())
     assert read_table(Path(made.environment["LAGOM_TABLE"])).decisions == ()
     assert any("nothing is set" in warning for warning in made.warnings)
+
+
+def test_settings_of_gloo_that_set_nothing_are_no_line_to_type(tmp_path):
+    saved = saved_settings(tmp_path / "s.json", route="gloo", settings=[], is_adopted=False)
+    with pytest.raises(JobError, match="sets nothing: the default was not beaten"):
+        read_online_deployment(saved)
 
 
 def test_online_tuning_starts_from_saved_settings(tmp_path, plugin_library):

@@ -94,11 +94,13 @@ def test_a_training_job_says_its_state_steps_left_and_h_until_its_conclusion(
 
 def test_a_run_whose_process_is_gone_ends_the_watching(online: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record = RunFolder.read(online).record
-    RunFolder(online).write(msgspec.structs.replace(record, process=GONE))
+    asked = {**record.request, "tuner": "lagom", "adapters": ["ddp", "calls"]}
+    RunFolder(online).write(msgspec.structs.replace(record, process=GONE, request=asked))
     (online / "events.0.jsonl").write_text("")
     assert main(["watch", str(online)]) == 0
     said = capsys.readouterr().out
     assert "result: nothing is decided, nothing was saved\nwhy: the job was cut off\nnext: lagom run --online" in said
+    assert "next: lagom run --online --tuner lagom --adapters ddp,calls -- " in said
 
 
 def test_a_run_that_left_nothing_before_its_end_names_the_verb_that_shows_it(

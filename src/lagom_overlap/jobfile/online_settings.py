@@ -37,8 +37,8 @@ def read_online_deployment(path: Path) -> tuple[Deployment, SavedSettings]:
             a table holds.
     """
     saved = read_saved(path)
-    if not saved.settings:
-        raise JobError(f"{str(path)!r} sets nothing: the default was not beaten there")
+    if saved.route == GLOO_ROUTE and not saved.settings:
+        raise JobError(f"{str(path)!r} was tuned on gloo and sets nothing: the default was not beaten there")
     if saved.route == GLOO_ROUTE:
         raise JobError(
             f"{str(path)!r} was tuned on gloo: its slices mean nothing to NCCL; a job on gloo starts from it: "

@@ -30,6 +30,7 @@ from statistics import median
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 from numpy.typing import NDArray
 
 from lagom_overlap.units import format_percent
@@ -159,8 +160,7 @@ def judged_pairs(
     """
     if not len(incumbent_s) or min(*incumbent_s, *challenger_s) <= 0:
         raise ValueError(f"need pairs of positive times, got {incumbent_s} and {challenger_s}")
-    x = np.log(np.array(incumbent_s, float) / np.array(challenger_s, float))
-    same = np.abs([log(first / second) for first, second in same_s if first > 0 and second > 0])
+    x, same = _log_ratios(incumbent_s, challenger_s, same_s)
     ratio, noise = exp(median(x.tolist())), float(np.expm1(np.median(same))) if len(same) else None
     if is_exact(incumbent_s, challenger_s, same_s):
         return _exact(ratio, len(x), noise, alpha, min_effect)
@@ -231,8 +231,7 @@ def more_pairs(
     An estimate, of no meaning for the error rate: the wealth of each bet grows by its mean so far with every pair, for
     one direction or the other.
     """
-    x = np.log(np.array(incumbent_s, float) / np.array(challenger_s, float))
-    same = np.abs([log(first / second) for first, second in same_s if first > 0 and second > 0])
+    x, same = _log_ratios(incumbent_s, challenger_s, same_s)
     scale = scales(x[None], np.tile(same, (1, 1)))[0, -1]  # what later pairs are measured by
     bets = _BETS[:, None] * (x / scale)
     needs = [
@@ -242,6 +241,14 @@ def more_pairs(
         if rate > 0
     ]
     return max(len(x), ceil(min(needs))) if needs else None
+
+
+def _log_ratios(
+    incumbent_s: Sequence[float], challenger_s: Sequence[float], same_s: Sequence[tuple[float, float]]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """How much faster the challenger is in each pair, and how far the default is from itself."""
+    x = np.log(np.array(incumbent_s, float) / np.array(challenger_s, float))
+    return x, np.abs([log(first / second) for first, second in same_s if first > 0 and second > 0])
 
 
 def is_exact(
